@@ -1,0 +1,27 @@
+"""A transactional store of tensor shards with a write-ahead log.
+
+    from shardstore import Ref, Store
+
+    with Store.open("run", mode="a") as store:
+        with store.begin(step=1) as txn:
+            txn.stage("block_000", "params", {"w": w})
+            txn.commit(metadata={"loss": 9.1})
+
+Importing this never imports torch; `shardstore.torch` does. Errors are in `shardstore.errors`.
+"""
+
+from shardstore.errors import ShardStoreError
+from shardstore.refs import Ref
+from shardstore.store import Commit, Snapshot, Store, TensorInfo
+from shardstore.transaction import Transaction
+
+__version__ = "0.1.0"
+__all__ = [
+    "Commit",
+    "Ref",
+    "ShardStoreError",
+    "Snapshot",
+    "Store",
+    "TensorInfo",
+    "Transaction",
+]

@@ -1,0 +1,106 @@
+"""The raw codec: tensors to the bytes of an object, with digests on the way.
+
+Contract: tensors are numpy arrays or torch tensors on any device; neither library is imported
+before one of its tensors is there. What is stored is exactly what was given, in C order and
+little-endian, or it is refused by name before a byte is written. `format.layout` says where tensors
+lie and writes the header; `shardstore.loaded` reads objects back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import xxhash
+
+from shardstore.codecs import PIECE_BYTES, refusal
+from shardstore.errors import InvalidNameError
+from shardstore.format.digests import digest
+from shardstore.format.layout import ObjectLayout, TensorSpec
+from shardstore.format.names import check_data_name
+
+Tensors = Mapping[str, Any]
+
+
+class _Side(Protocol):
+    def describe(self, tensor: Any, where: str) -> tuple[str, tuple[int, ...]]: ...
+
+    def begin_copy(self, tensor: Any, memory: memoryview) -> Iterator[memoryview]: ...
+
+
+def specs_of(tensors: Tensors, *, shard: str, part: str) -> list[TensorSpec]:
+    """What the tensors are, in the mapping's order; InvalidNameError or InvalidTensorError."""
+    specs = []
+    for name, tensor in tensors.items():
+        try:
+            check_data_name("tensor", name)
+        except InvalidNameError as error:
+            raise InvalidNameError(f"shard {shard!r} part {part!r}: {error}") from None
+        where = f"shard {shard!r} part {part!r} tensor {name!r}"
+        dtype, shape = _side(tensor, where).describe(tensor, where)
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+    return specs
+
+
+def fill(view: memoryview, layout: ObjectLayout, tensors: Tensors) -> list[str]:
+    """Copy every tensor to its place in `view` (the whole file), zero the padding, and return the
+    tensors' digests. The header region is left alone.
+
+    Tensors on an accelerator are copied in the order of their device's current stream; on return
+    every copy is complete, and the tensors may change.
+    """
+    copies = []
+    for entry in layout.tensors:
+        tensor = tensors[entry.spec.name]
+        memory = view[entry.begin : entry.end]
+        copies.append(_side(tensor, entry.spec.name).begin_copy(tensor, memory))
+    for begin, end in layout.pads:
+        view[begin:end] = bytes(end - begin)
+    return [_digest_pieces(copy) for copy in copies]
+
+
+def digests_of(view: memoryview, layout: ObjectLayout) -> list[str]:
+    """The digests of the tensors that stand in `view` (the whole file) already."""
+    return [digest(view[entry.begin : entry.end]) for entry in layout.tensors]
+
+
+def copy_bytes(
+    view: memoryview, layout: ObjectLayout, raw_of: Callable[[str], memoryview]
+) -> list[str]:
+    """As `fill`, from the bytes of tensors that are stored already (`LoadedObject.raw`)."""
+    for begin, end in layout.pads:
+        view[begin:end] = bytes(end - begin)
+    return [
+        _digest_pieces(_copy_pieces(view[entry.begin : entry.end], raw_of(entry.spec.name)))
+        for entry in layout.tensors
+    ]
+
+
+def _copy_pieces(target: memoryview, source: memoryview) -> Iterator[memoryview]:
+    for begin in range(0, len(target), PIECE_BYTES):
+        end = begin + PIECE_BYTES
+        target[begin:end] = source[begin:end]
+        yield target[begin:end]
+
+
+def _digest_pieces(pieces: Iterator[memoryview]) -> str:
+    state = xxhash.xxh3_128()
+    for piece in pieces:
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _side(tensor: object, where: str) -> _Side:
+    """The library that the tensor is from, judged by names: asking must not import it."""
+    for base in type(tensor).__mro__:
+        library = base.__module__.partition(".")[0]
+        if library == "torch" and base.__name__ == "Tensor":
+            import shardstore.torch as torch_side
+
+            return torch_side
+        if library == "numpy" and base.__name__ == "ndarray":
+            import shardstore.codecs.numpy_side as numpy_side
+
+            return numpy_side
+    kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    raise refusal(where, f"a {kind}", "pass a torch tensor or a numpy array (numpy.asarray)")

@@ -1,0 +1,209 @@
+"""Frames of the log: FORMAT.md section 3.1 and the verdict of 3.3. Bytes in, bytes out.
+
+Invariants kept here: a frame fills whole blocks, holds no zero byte, and a bad frame is called a
+torn tail only if it looks as an interrupted write over zeros leaves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from shardstore.format.digests import ZERO_DIGEST, chain_hash, digest
+
+BLOCK = 4096
+SECTOR = 512
+WORD = 8
+RECORD_MAGIC = b"SSFR"
+HEADER_MAGIC = b"SSWH"
+
+_DIGEST_AT, _RECORD_AT = 90, 123
+_ENVELOPE = re.compile(
+    rb"(SSFR|SSWH) ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{16}) ([0-9a-f]{32})"
+    rb" ([0-9a-f]{16}) ([0-9a-f]{32})\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame whose length check, digest and fill agree."""
+
+    magic: bytes
+    offset: int
+    end: int
+    salt: str
+    predecessor: str
+    log_synced: int
+    record: bytes
+
+    @property
+    def chain(self) -> str:
+        """Chain hash of the record; what the next frame names as its predecessor."""
+        return chain_hash(self.predecessor, self.record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadFrame:
+    """Why no frame starts at an offset."""
+
+    offset: int
+    what: str
+    expected: str
+    found: str
+
+
+def frame_bytes(record_length: int) -> int:
+    """Bytes that a frame with a record of this length occupies, a multiple of BLOCK."""
+    return -(-(_RECORD_AT + record_length + 1) // BLOCK) * BLOCK
+
+
+def build_frame(
+    magic: bytes, *, salt: str, predecessor: str, log_synced: int, record: bytes
+) -> bytes:
+    """The frame's bytes, a multiple of BLOCK, without a zero byte."""
+    length = b"%s %08x" % (magic, len(record))
+    before = b"%s %08x %s %s %016x " % (
+        length,
+        _length_check(length),
+        salt.encode("ascii"),
+        predecessor.encode("ascii"),
+        log_synced,
+    )
+    fill = frame_bytes(len(record)) - _RECORD_AT - len(record) - 1
+    after = b"\n" + record + b"\n" + (b" " * (fill - 1) + b"\n" if fill else b"")
+    frame = before + digest(before, after).encode("ascii") + after
+    assert 0 not in frame, "a record holds a zero byte"
+    return frame
+
+
+def parse_frame(data: bytes, offset: int) -> Frame | BadFrame:
+    """The frame at `offset` of a segment's bytes, or why there is none."""
+    match = _ENVELOPE.match(data, offset)
+    if match is None:
+        shown = data[offset : offset + 48]
+        return BadFrame(
+            offset=offset, what="no frame starts here", expected="a frame", found=repr(shown)
+        )
+    magic, length_field, check, salt, predecessor, log_synced, found = match.groups()
+    expected_check = b"%08x" % _length_check(data[offset : offset + 13])
+    if check != expected_check:
+        return _bad(offset, "length check of the frame", expected_check, check)
+    length = int(length_field, 16)
+    end = offset + frame_bytes(length)
+    if end > len(data):
+        return BadFrame(
+            offset=offset, what="frame is cut off", expected=f"{end} bytes", found=f"{len(data)}"
+        )
+    expected = digest(
+        data[offset : offset + _DIGEST_AT], data[offset + _DIGEST_AT + len(found) : end]
+    ).encode("ascii")
+    if found != expected:
+        return _bad(offset, "digest of the frame", expected, found)
+    begin = offset + _RECORD_AT
+    return Frame(
+        magic=magic,
+        offset=offset,
+        end=end,
+        salt=salt.decode("ascii"),
+        predecessor=predecessor.decode("ascii"),
+        log_synced=int(log_synced, 16),
+        record=data[begin : begin + length],
+    )
+
+
+def judge_tail(data: bytes, bad: BadFrame, *, salt: str, seq: int) -> BadFrame | bool:
+    """What the first bad frame of a segment means (FORMAT.md 3.3).
+
+    `seq` is the sequence number expected at the bad offset. Returns False for a clean end, True
+    for a torn tail, and otherwise the damage.
+    """
+    offset = bad.offset
+    if is_zero(data, offset, len(data)):
+        return False
+    for later in _later_frames(data, offset):
+        if later.salt == salt and later.log_synced >= seq:
+            return BadFrame(
+                offset=offset,
+                what=f"{bad.what}, yet the frame at {later.offset} says it was synced",
+                expected=f"a frame with sequence number {seq}",
+                found=bad.found,
+            )
+    for begin, end in _regions(data, offset):
+        damage = _untorn(data, begin, end)
+        if damage is not None:
+            return bad if begin == offset else damage
+    return True
+
+
+def is_zero(data: bytes, begin: int, end: int) -> bool:
+    """Whether the bytes from begin to end are all zero."""
+    return data[begin:end] == bytes(max(0, min(end, len(data)) - begin))
+
+
+def first_predecessor() -> str:
+    """What the first record of a store names as its predecessor."""
+    return ZERO_DIGEST
+
+
+def _bad(offset: int, what: str, expected: bytes, found: bytes) -> BadFrame:
+    return BadFrame(offset=offset, what=what, expected=expected.decode(), found=found.decode())
+
+
+def _length_check(length_field: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(length_field) & 0xFFFFFFFF
+
+
+def _later_frames(data: bytes, offset: int) -> Iterator[Frame]:
+    for at in range(offset + BLOCK, len(data), BLOCK):
+        if data[at : at + 4] == RECORD_MAGIC:
+            frame = parse_frame(data, at)
+            if isinstance(frame, Frame):
+                yield frame
+
+
+def _regions(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
+    """The non-zero stretches from offset to the end of the segment, in whole blocks."""
+    at = offset
+    while at < len(data):
+        if is_zero(data, at, at + BLOCK):
+            at += BLOCK
+            continue
+        end = at + _claimed_bytes(data, at)
+        yield at, end
+        at = end
+
+
+def _claimed_bytes(data: bytes, offset: int) -> int:
+    """How far the bad frame at offset reaches: by its length where that can be trusted."""
+    field, check = data[offset : offset + 13], data[offset + 14 : offset + 22]
+    if re.fullmatch(rb"SS(?:FR|WH) [0-9a-f]{8}", field) and check == b"%08x" % _length_check(field):
+        return frame_bytes(int(field[5:], 16))
+    end = offset + BLOCK
+    while end < len(data) and not is_zero(data, end, end + BLOCK):
+        end += BLOCK
+    return end - offset
+
+
+def _untorn(data: bytes, begin: int, end: int) -> BadFrame | None:
+    """None if the region may be an interrupted write over zeros, else what speaks against it."""
+    region = data[begin:end].ljust(end - begin, b"\0")
+    for at in range(0, len(region), WORD):
+        word = region[at : at + WORD]
+        if 0 in word and word != bytes(WORD):
+            return BadFrame(
+                offset=begin + at,
+                what="damaged bytes in the log",
+                expected="eight bytes that are all zero or all non-zero",
+                found=word.hex(),
+            )
+    sector_missing = any(
+        is_zero(region, at, at + SECTOR) for at in range(0, len(region), SECTOR)
+    )
+    if sector_missing or is_zero(region, len(region) - WORD, len(region)):
+        return None
+    return BadFrame(
+        offset=begin, what="damaged frame", expected="a valid frame", found="a complete, wrong one"
+    )

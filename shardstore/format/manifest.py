@@ -1,0 +1,168 @@
+"""Values that stand in records: object references, commits, snapshots, undo entries.
+
+Each converts to and from the JSON of FORMAT.md section 4. Values are immutable; whoever holds one
+may share it between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.format.digests import canonical_json, digest
+
+Part = tuple[str, str]
+"""(shard, part)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """Where one object lies and how to tell that it is the one."""
+
+    slot: int
+    epoch: int
+    counter: int
+    size: int
+    digest: str
+
+    def to_json(self) -> list[Any]:
+        return [self.slot, self.epoch, self.counter, self.size, self.digest]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> ObjectRef:
+        slot, epoch, counter, size, object_digest = value
+        return cls(int(slot), int(epoch), int(counter), int(size), str(object_digest))
+
+
+Manifest = Mapping[Part, ObjectRef]
+
+
+def manifest_to_json(manifest: Manifest) -> list[Any]:
+    """Rows [shard, part, reference], sorted."""
+    return [[*part, manifest[part].to_json()] for part in sorted(manifest)]
+
+
+def manifest_from_json(rows: list[Any]) -> dict[Part, ObjectRef]:
+    return {(shard, part): ObjectRef.from_json(ref) for shard, part, ref in rows}
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    return digest(canonical_json(manifest_to_json(manifest)))
+
+
+def write_id(epoch: int, counter: int) -> str:
+    """Text form of a write id, of fixed width."""
+    return f"{epoch:016x}-{counter:016x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInfo:
+    """The commit descriptor: everything that one commit says."""
+
+    seq: int
+    chain: str
+    branch: str
+    line: int
+    step: int
+    time: float
+    parent: int | None
+    txn: str
+    manifest: Manifest
+    metadata: Mapping[str, Any]
+    blobs: Mapping[str, str]
+    """name -> base64"""
+
+    def slots(self) -> set[int]:
+        return {ref.slot for ref in self.manifest.values()}
+
+    def to_json(self) -> dict[str, Any]:
+        value = {name: getattr(self, name) for name in _PLAIN}
+        return {**value, "manifest": manifest_to_json(self.manifest)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CommitInfo:
+        plain = {name: value[name] for name in _PLAIN}
+        return cls(manifest=manifest_from_json(value["manifest"]), **plain)
+
+
+_PLAIN = (
+    "seq",
+    "chain",
+    "branch",
+    "line",
+    "step",
+    "time",
+    "parent",
+    "txn",
+    "metadata",
+    "blobs",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """What the log says of a snapshot; its manifest is an object of its own."""
+
+    name: str
+    seq: int
+    chain: str
+    line: int
+    step: int
+    time: float
+    reference: ObjectRef
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "seq": self.seq,
+            "chain": self.chain,
+            "line": self.line,
+            "step": self.step,
+            "time": self.time,
+            "reference": self.reference.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SnapshotInfo:
+        return cls(**{**value, "reference": ObjectRef.from_json(value["reference"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoEntry:
+    """What a rewind or a deletion left behind, so that it can be undone."""
+
+    seq: int
+    """Of the record that is undone."""
+    op: str
+    """`rewind` or `delete`"""
+    name: str
+    """The branch that was moved, or the snapshot that was deleted."""
+    done: bool = False
+    """True once undone; then `commit` is the head that the undo left."""
+    commit: int | None = None
+    snapshot: SnapshotInfo | None = None
+    slots: tuple[int, ...] = ()
+    """Slots that a deleted snapshot holds through this entry."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seq": self.seq,
+            "op": self.op,
+            "name": self.name,
+            "done": self.done,
+            "commit": self.commit,
+            "snapshot": self.snapshot.to_json() if self.snapshot else None,
+            "slots": list(self.slots),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> UndoEntry:
+        snapshot = value["snapshot"]
+        return cls(
+            **{
+                **value,
+                "snapshot": SnapshotInfo.from_json(snapshot) if snapshot else None,
+                "slots": tuple(value["slots"]),
+            }
+        )

@@ -1,0 +1,110 @@
+"""What the store needs from a file system and its host; see `tests/contract` for the suite.
+
+Paths are plain strings with "/" between parts. Every method raises the operating system's own
+`OSError` (with `errno` and `filename`); the layers above turn it into the store's errors. A method
+that returned has taken effect for every process of the machine, but survives a power cut only
+after the matching sync: `File.datasync` for bytes and size, `FileSystem.sync_directory` for names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+OpenMode = Literal["read", "write", "create", "replace"]
+"""read: existing, read only. write: existing, read and write. create: must not exist.
+replace: created, or emptied where it exists."""
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What the store asks about a path."""
+
+    size: int
+    device: int
+    inode: int
+    is_directory: bool
+
+
+class File(Protocol):
+    """An open file. One thread at a time may write; `pread` may run beside anything."""
+
+    path: str
+    direct: bool
+    """True when transfers bypass the page cache: buffers, offsets and lengths must then be
+    multiples of 4,096 bytes."""
+
+    def pread(self, offset: int, buffer: bytearray | memoryview) -> int:
+        """Fill `buffer` (writable) from `offset`; returns the bytes read, short only at the end."""
+
+    def pwrite(self, offset: int, data: Bytes) -> None:
+        """Write all of `data` at `offset`, growing the file as needed, or raise."""
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def datasync(self) -> None:
+        """Bytes and size survive a power cut once this returned."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held writer's lock; it goes away with `release` or with the process."""
+
+    def release(self) -> None: ...
+
+
+class LockHeld(Exception):
+    """The lock is taken; `holder` is what its owner wrote about itself (may be empty)."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+class FileSystem(Protocol):
+    """One file system and the few facts about its host that the store needs."""
+
+    def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> File:
+        """Open a file. With `direct` the page cache is bypassed where that is possible; the
+        returned file's `direct` says whether it is. A refusal is found out by trying."""
+
+    def stat(self, path: str) -> FileStat:
+        """Raises FileNotFoundError where nothing is."""
+
+    def list_directory(self, path: str) -> list[str]:
+        """Names in the directory, sorted."""
+
+    def make_directory(self, path: str) -> None:
+        """Create one directory; raises FileExistsError where something is."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename without replacing; raises FileExistsError where `target` exists."""
+
+    def unlink(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None:
+        """Names created, renamed and removed in the directory survive a power cut."""
+
+    def lock(self, path: str, owner: str) -> Lock:
+        """Create `path` if needed and take its exclusive lock without waiting, then write `owner`
+        into it for others to read; raises `LockHeld`. The lock is the kernel's: it dies with its
+        process and is not shared with forked children."""
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def boot_id(self) -> str:
+        """Identifies the running kernel: what a dead process wrote is still there while it
+        stays the same."""
+
+    def now(self) -> float:
+        """Wall clock, seconds since 1970."""
+
+    def random_bytes(self, count: int) -> bytes: ...
+
+    def process(self) -> tuple[int, str]:
+        """Process id and host name."""

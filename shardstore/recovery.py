@@ -1,0 +1,309 @@
+"""Creating and opening a store: what a crash left is finished or undone here.
+
+Opening for writing follows rules 1, 2, 4, 12 and 14 of docs/design.md: choose the state as a pure
+function of the disk and the boot id, make it durable, make a new segment, and only then touch
+anything else. Until the new segment is visible a failed opening leaves the store as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    StorageError,
+    StoreExistsError,
+    VersionError,
+)
+from shardstore.format.digests import digest
+from shardstore.format.names import (
+    LOCK_FILE,
+    OBJECTS_DIRECTORY,
+    SEGMENT_TEMPORARY,
+    STORE_FILE,
+    WAL_DIRECTORY,
+    segment_file,
+    segment_index,
+    slot_file,
+    slot_number,
+)
+from shardstore.fs.protocol import FileSystem
+from shardstore.session import Session, Settings, cut_zeros_quietly
+from shardstore.slots import SlotTable
+from shardstore.wal.reader import LogView, list_segments, read_bytes, read_log
+from shardstore.wal.state import State
+from shardstore.wal.writer import make_segment, predecessor_of
+
+FORMAT_VERSION = 0
+_STORE_TEMPORARY = "STORE.tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What an opening for writing would do; the same for a dry run and the real thing."""
+
+    head_step: int | None
+    head_seq: int | None
+    records: int
+    """Records of the newest segment that are kept."""
+    torn: bool
+    """An interrupted append is cut off."""
+    abandoned: list[int]
+    """Sequence numbers of records that a power cut left unproven."""
+    unproven: int
+    """Records that are copied because their sync is not proven."""
+    copied: bool
+    power_cut: bool
+    unused_slots: int
+    """Files of objects that nothing needs; they are written again."""
+
+    @property
+    def clean(self) -> bool:
+        return not (self.torn or self.abandoned or self.unproven or self.copied)
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        head = "no commit yet" if self.head_seq is None else f"step {self.head_step}"
+        lines = [f"the state is {head} (seq {self.head_seq}), from {self.records} records"]
+        if self.torn:
+            lines.append("an interrupted append at the end of the log is cut off")
+        if self.abandoned:
+            lines.append(f"records {self.abandoned} are not proven durable and are given up")
+        if self.unproven:
+            lines.append(f"{self.unproven} records whose sync is not proven are written again")
+        if self.copied:
+            lines.append("this directory is a copy of another store; it gets an instance id")
+        if self.unused_slots:
+            lines.append(f"{self.unused_slots} object files that nothing needs will be reused")
+        return lines
+
+
+def create(fs: FileSystem, root: str, settings: Settings) -> None:
+    """Create an empty store under its lock (rule 12). Finishes a creation that a crash cut off."""
+    names = _names(fs, root)
+    if STORE_FILE in names:
+        raise StoreExistsError(f"{root} is a store already; open it instead")
+    _check_unfinished(fs, root, names)
+    uuid = fs.random_bytes(16).hex()
+    for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
+        if directory not in names:
+            fs.make_directory(f"{root}/{directory}")
+        for name in fs.list_directory(f"{root}/{directory}"):
+            fs.unlink(f"{root}/{directory}/{name}")
+    _write_synced(fs, f"{root}/{_STORE_TEMPORARY}", store_text(uuid))
+    stat = fs.stat(f"{root}/{_STORE_TEMPORARY}")
+    opening = {
+        **_identity(fs, epoch=1, instance=fs.random_bytes(16).hex()),
+        "store_device": stat.device,
+        "store_inode": stat.inode,
+        "reason": "create",
+        "abandoned": None,
+        "state": State().to_json(),
+    }
+    make_segment(
+        fs, root, uuid=uuid, predecessor=None, opening=opening, prewrite=settings.prewrite_bytes
+    ).close()
+    fs.sync_directory(f"{root}/{OBJECTS_DIRECTORY}")
+    fs.sync_directory(root)
+    fs.rename(f"{root}/{_STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
+    fs.sync_directory(root)
+    fs.sync_directory(f"{root}/..")
+
+
+def store_text(uuid: str) -> bytes:
+    """The content of STORE."""
+    body = f"shardstore\nversion {FORMAT_VERSION}\nuuid {uuid}\n".encode("ascii")
+    return body + f"digest {digest(body)}\n".encode("ascii")
+
+
+def read_store_file(fs: FileSystem, root: str) -> str:
+    """The store's uuid; NotAStoreError, VersionError or CorruptionError otherwise."""
+    path = f"{root}/{STORE_FILE}"
+    try:
+        text = read_bytes(fs, path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotAStoreError(
+            f"{root} is not a store: it has no file {STORE_FILE}; create one with "
+            f"'shardstore init {root}'"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"reading {path} failed: {error.strerror}", errno=error.errno) from error
+    lines = text.split(b"\n")
+    if lines[0] != b"shardstore" or len(lines) < 2 or not lines[1].startswith(b"version "):
+        raise CorruptionError("not a STORE file", file=path, offset=0, expected="'shardstore'",
+                              found=repr(lines[0][:20]))  # fmt: skip
+    version = lines[1].removeprefix(b"version ")
+    if version.isdigit() and int(version) > FORMAT_VERSION and _intact(text, lines):
+        raise VersionError(
+            f"{root} has format version {int(version)}, this library reads versions up to "
+            f"{FORMAT_VERSION}; install a newer shardstore"
+        )
+    uuid = lines[2].removeprefix(b"uuid ").decode("ascii", "replace") if len(lines) > 2 else ""
+    if text != store_text(uuid):
+        raise CorruptionError("damaged STORE file", file=path, offset=0,
+                              expected="its digest to agree", found="another")  # fmt: skip
+    return uuid
+
+
+def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
+    """What opening for writing would do. Reads only."""
+    view = read_log(fs, root, assume_power_cut=assume_power_cut)
+    head, needed = view.state.head, view.state.needed()
+    files = [slot_number(name) for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}")]
+    found = Plan(
+        head_step=head.step if head else None,
+        head_seq=head.seq if head else None,
+        records=len(view.records),
+        torn=view.segment.torn,
+        abandoned=[record.seq for record in view.abandoned],
+        unproven=sum(record.seq > view.segment.log_synced for record in view.records),
+        copied=view.copied,
+        power_cut=not view.same_boot or assume_power_cut,
+        unused_slots=sum(slot is not None and slot not in needed for slot in files),
+    )
+    return found, view
+
+
+def open_for_write(
+    fs: FileSystem, root: str, settings: Settings, *, assume_power_cut: bool = False
+) -> tuple[Session, Plan]:
+    """Recover and open; the caller holds the lock."""
+    uuid = read_store_file(fs, root)
+    _trace(settings, "replay")
+    found, view = plan(fs, root, assume_power_cut=assume_power_cut)
+    _make_durable(fs, root, view)
+    opening = _opening(fs, root, view)
+    _trace(settings, "segment")
+    writer = make_segment(
+        fs,
+        root,
+        uuid=uuid,
+        predecessor=predecessor_of(view),
+        opening=opening,
+        prewrite=settings.prewrite_bytes,
+    )
+    session = Session(
+        fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening
+    )
+    session.writer = writer
+    session.slots = SlotTable(fs, root, view.state.needed())
+    cut_zeros_quietly(fs, root, view.segment.index)
+    return session, found
+
+
+def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
+    """Replay in memory; changes no byte."""
+    uuid = read_store_file(fs, root)
+    _trace(settings, "replay")
+    view = read_log(fs, root)
+    session = Session(
+        fs, root, uuid=uuid, state=view.state, settings=settings, opening=view.opening
+    )
+    session.refresh = lambda: read_log(fs, root).state
+    return session
+
+
+def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
+    """Rule 1: names, then bytes of what the chosen state needs beyond what is proven durable."""
+    for directory in (OBJECTS_DIRECTORY, WAL_DIRECTORY):
+        fs.sync_directory(f"{root}/{directory}")
+    fs.sync_directory(root)
+    unproven = set() if view.last.body["durable"] and not view.copied else view.state.needed()
+    for slot in sorted(unproven):
+        _sync_file(fs, f"{root}/{slot_file(slot)}")
+    if view.copied:
+        for index in list_segments(fs, root):
+            _sync_file(fs, f"{root}/{segment_file(index)}")
+        _sync_file(fs, f"{root}/{STORE_FILE}")
+
+
+def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
+    stat = fs.stat(f"{root}/{STORE_FILE}")
+    instance = fs.random_bytes(16).hex() if view.copied else view.opening["instance"]
+    abandoned = None
+    if view.abandoned or view.segment.torn:
+        abandoned = {
+            "segment": view.segment.index,
+            "offset": view.last.frame.end,
+            "seq": [record.seq for record in view.abandoned],
+        }
+    return {
+        **_identity(fs, epoch=view.last.seq + 1, instance=instance),
+        "store_device": stat.device,
+        "store_inode": stat.inode,
+        "reason": "open",
+        "abandoned": abandoned,
+        "state": view.state.to_json(),
+    }
+
+
+def _identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]:
+    pid, host = fs.process()
+    return {
+        "type": "open",
+        "durable": True,
+        "time": fs.now(),
+        "epoch": epoch,
+        "nonce": fs.random_bytes(8).hex(),
+        "boot": fs.boot_id(),
+        "instance": instance,
+        "pid": pid,
+        "host": host,
+    }
+
+
+def _names(fs: FileSystem, root: str) -> set[str]:
+    try:
+        return set(fs.list_directory(root))
+    except NotADirectoryError:
+        raise StoreExistsError(f"{root} is a file, not a directory") from None
+
+
+def _check_unfinished(fs: FileSystem, root: str, names: set[str]) -> None:
+    """A directory that holds anything but an unfinished creation is not touched."""
+    own = {LOCK_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
+    foreign = sorted(names - own)
+    for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
+        if directory in names:
+            content = fs.list_directory(f"{root}/{directory}")
+            foreign += [
+                f"{directory}/{name}"
+                for name in content
+                if directory == OBJECTS_DIRECTORY
+                or (name != SEGMENT_TEMPORARY and segment_index(name) != 0)
+            ]
+    if foreign:
+        raise StoreExistsError(
+            f"{root} is not a store and not empty (it holds {foreign[0]!r}); "
+            "choose an empty or new directory"
+        )
+
+
+def _intact(text: bytes, lines: list[bytes]) -> bool:
+    body = b"\n".join(lines[:-2]) + b"\n"
+    return text == body + f"digest {digest(body)}\n".encode("ascii")
+
+
+def _write_synced(fs: FileSystem, path: str, content: bytes) -> None:
+    file = fs.open(path, "replace")
+    try:
+        file.pwrite(0, content)
+        file.datasync()
+    finally:
+        file.close()
+
+
+def _sync_file(fs: FileSystem, path: str) -> None:
+    file = fs.open(path, "write")
+    try:
+        file.datasync()
+    finally:
+        file.close()
+
+
+def _trace(settings: Settings, event: str) -> None:
+    if settings.trace is not None:
+        settings.trace(event, {})

@@ -1,0 +1,437 @@
+"""The insides of one open store, shared by the operations on it.
+
+A session owns the state, the open end of the log, the slots and the poison. `transaction` and
+`snapshot` build records and objects and hand them to `publish`, which is the one place where the
+order of the commit protocol stands. Everything that changes the store holds `lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardstore.buffers import Buffer, BufferPool
+from shardstore.errors import (
+    ClosedError,
+    CorruptionError,
+    PoisonedError,
+    ReadOnlyError,
+    StepMovedOnError,
+    StorageError,
+)
+from shardstore.format.layout import (
+    ObjectHeader,
+    ObjectLayout,
+    check_data,
+    header_length,
+    object_digest,
+    parse_header,
+)
+from shardstore.format.manifest import ObjectRef, Part
+from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
+from shardstore.fs.protocol import File, FileSystem
+from shardstore.slots import SlotTable
+from shardstore.wal.reader import list_segments
+from shardstore.wal.state import State
+from shardstore.wal.writer import (
+    COMMITS_PER_SEGMENT,
+    PREWRITE_BYTES,
+    Predecessor,
+    SegmentWriter,
+    cut_zeros,
+    make_segment,
+)
+
+PIECE_BYTES = 16 * 1024 * 1024
+Trace = Callable[[str, Mapping[str, Any]], None]
+"""Called with an event's name and fields, on the thread that acts, before it acts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What may differ between openings of the same store."""
+
+    prewrite_bytes: int = PREWRITE_BYTES
+    """Zeros written ahead of the log's end."""
+    commits_per_segment: int = COMMITS_PER_SEGMENT
+    trace: Trace | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class WrittenObject:
+    """An object in its slot, not yet synced and in no manifest."""
+
+    reference: ObjectRef
+    file: File
+
+
+class Source(Protocol):
+    """The commit (or snapshot) that an object is read for."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+
+
+class Session:
+    """See the module's docstring. `writer` and `slots` are None in a session that reads."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        *,
+        uuid: str,
+        state: State,
+        settings: Settings,
+        opening: Mapping[str, Any],
+    ) -> None:
+        self.fs = fs
+        self.root = root
+        self.uuid = uuid
+        self.state = state
+        self.settings = settings
+        self.opening = opening
+        self.epoch = int(opening["epoch"])
+        self.pool = BufferPool()
+        self.lock = threading.RLock()
+        self.writer: SegmentWriter | None = None
+        self.slots: SlotTable | None = None
+        self.refresh: Callable[[], State] | None = None
+        """Re-reads the log; only in sessions that read."""
+        self._counter = 0
+        self._poison: BaseException | None = None
+        self._closed = False
+        self._process = fs.process()[0]
+
+    # ------------------------------------------------------------------ checks
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"store {self.root} is closed")
+        if self.fs.process()[0] != self._process:
+            raise ClosedError(f"store {self.root} was opened by the parent process; open it again")
+
+    def check_writable(self) -> tuple[SegmentWriter, SlotTable]:
+        """The writer and the slots, or the reason why nothing may be written."""
+        self.check_open()
+        if self._poison is not None:
+            raise PoisonedError(
+                f"store {self.root} refuses work since an append or sync failed "
+                f"({self._poison}); close it and open it again"
+            ) from self._poison
+        if self.writer is None or self.slots is None:
+            raise ReadOnlyError(f"store {self.root} is open for reading; open it with mode='r+'")
+        return self.writer, self.slots
+
+    def trace(self, event: str, **fields: Any) -> None:
+        if self.settings.trace is not None:
+            self.settings.trace(event, fields)
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def storage_error(self, doing: str, error: OSError, *, needed: int = 0) -> StorageError:
+        """The store's error for one of the operating system's, with the space that there is."""
+        space = ""
+        if needed:
+            try:
+                space = f"; {needed} bytes needed, {self.fs.free_bytes(self.root)} free"
+            except OSError:
+                space = f"; {needed} bytes needed"
+        name = error.filename or self.root
+        message = f"{doing} failed on {name}: {error.strerror or error}{space}"
+        return StorageError(message, errno=error.errno)
+
+    # ------------------------------------------------------------------ objects
+
+    def next_write_id(self) -> tuple[int, int]:
+        self._counter += 1
+        return self.epoch, self._counter
+
+    def write_object(
+        self, buffer: Buffer, layout: ObjectLayout, header: bytes, write: tuple[int, int]
+    ) -> WrittenObject:
+        """Put the header before the data and write the object into a free slot.
+
+        The buffer stays the caller's.
+        """
+        size, digest = layout.total_bytes, object_digest(header)
+        buffer.view[: layout.header_bytes] = header
+        _, slots = self.check_writable()
+        slot, create = slots.reserve(size)
+        path = self.path(slot_file(slot))
+        self.trace("stage", slot=slot, create=create, size=size)
+        try:
+            file = self.fs.open(path, "create" if create else "write", direct=True)
+        except OSError as error:
+            if not create:
+                slots.release([slot])
+            raise self.storage_error("opening a slot", error, needed=size) from error
+        try:
+            for at in range(0, size, PIECE_BYTES):
+                file.pwrite(at, buffer.view[at : min(size, at + PIECE_BYTES)])
+        except OSError as error:
+            file.close()
+            self._forget_failed(slot, create, path)
+            raise self.storage_error("writing an object", error, needed=size) from error
+        if create:
+            slots.created(slot, size)
+        return WrittenObject(reference=ObjectRef(slot, *write, size, digest), file=file)
+
+    def _forget_failed(self, slot: int, create: bool, path: str) -> None:
+        assert self.slots is not None
+        if not create:
+            self.slots.release([slot])
+            return
+        try:
+            self.fs.unlink(path)
+        except OSError:
+            self.slots.retire(slot)
+
+    def abandon(self, objects: Sequence[WrittenObject]) -> None:
+        """Objects that will be in no manifest: their slots may be written again."""
+        for written in objects:
+            written.file.close()
+            if self.slots is not None:
+                self.slots.release([written.reference.slot])
+
+    def read_object(
+        self, part: Part, reference: ObjectRef, source: Source, into: Buffer | None = None
+    ) -> tuple[Buffer, ObjectHeader]:
+        """Read and verify an object; a reader whose commit is gone gets StepMovedOnError."""
+        self.check_open()
+        self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
+        buffer = into or self.pool.acquire(reference.size)
+        try:
+            return buffer, self._read_checked(part, reference, source.step, buffer)
+        except BaseException as error:
+            if into is None:
+                buffer.release()
+            if isinstance(error, CorruptionError) and self._moved_on(source):
+                raise self._moved_on_error(part, source) from error
+            raise
+
+    def _read_checked(
+        self, part: Part, reference: ObjectRef, step: int, buffer: Buffer
+    ) -> ObjectHeader:
+        path, what = self._describe(part, reference, step)
+        file = self._open_object(path, what, reference, direct=buffer.aligned)
+        view = buffer.view[: reference.size]
+        try:
+            for at in range(0, reference.size, PIECE_BYTES):
+                file.pread(at, view[at : at + PIECE_BYTES])
+        except OSError as error:
+            raise self.storage_error("reading an object", error) from error
+        finally:
+            file.close()
+        return check_object(view, part, reference, path, what)
+
+    def _describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
+        what = f"object of shard {part[0]!r} part {part[1]!r} at step {step} of store {self.root}"
+        return self.path(slot_file(reference.slot)), what
+
+    def _open_object(self, path: str, what: str, reference: ObjectRef, *, direct: bool) -> File:
+        try:
+            file = self.fs.open(path, "read", direct=direct)
+        except FileNotFoundError:
+            raise CorruptionError(f"{what}: the file is missing", file=path) from None
+        except OSError as error:
+            raise self.storage_error("opening an object", error) from error
+        found = file.size()
+        if found != reference.size:
+            file.close()
+            raise CorruptionError(f"{what}: size", file=path, expected=reference.size, found=found)
+        return file
+
+    def _moved_on_error(self, part: Part, source: Source) -> StepMovedOnError:
+        return StepMovedOnError(
+            f"store {self.root}: step moved on while reading {part[0]!r}/{part[1]!r} of "
+            f"step {source.step}; refresh the store and load again"
+        )
+
+    def read_header(self, part: Part, reference: ObjectRef, source: Source) -> ObjectHeader:
+        """Read and verify an object's header region only."""
+        self.check_open()
+        try:
+            return self._read_header(part, reference, source.step)
+        except CorruptionError as error:
+            if self._moved_on(source):
+                raise self._moved_on_error(part, source) from error
+            raise
+
+    def _read_header(self, part: Part, reference: ObjectRef, step: int) -> ObjectHeader:
+        path, what = self._describe(part, reference, step)
+        file = self._open_object(path, what, reference, direct=False)
+        try:
+            first = bytearray(8)
+            file.pread(0, first)
+            size = header_length(first, file=path, file_size=reference.size)
+            region = bytearray(size)
+            file.pread(0, region)
+        except OSError as error:
+            raise self.storage_error("reading an object", error) from error
+        finally:
+            file.close()
+        return check_header(memoryview(region), part, reference, path, what)
+
+    def _moved_on(self, source: Source) -> bool:
+        if self.refresh is None:
+            return False
+        state = self.refresh()
+        kept = {*state.commits, *(snapshot.seq for snapshot in state.snapshots.values())}
+        return source.seq not in kept
+
+    # ------------------------------------------------------------------ the protocol
+
+    def publish(
+        self, make: Callable[[int], Mapping[str, Any]], objects: Sequence[WrittenObject]
+    ) -> int:
+        """Make one change durable; returns its record's sequence number.
+
+        `make(seq)` gives the record. The order of the steps is the protocol (docs/design.md): sync
+        the slots written, their directory where a name is new, append, sync the log (the commit
+        point), swap the state, free. Raises StorageError where nothing happened and the caller
+        has to abandon `objects`; PoisonedError where only the next opening can tell.
+        """
+        self.check_writable()
+        self._roll_if_due()
+        writer, slots = self.check_writable()
+        self._sync_objects(objects, slots)
+        seq = writer.seq + 1
+        record = make(seq)
+        try:
+            prepared = writer.prepare(record)
+        except OSError as error:
+            raise self.storage_error("growing the log", error, needed=PREWRITE_BYTES) from error
+        after = self.state.copy()
+        after.apply(record, prepared.chain)
+        try:
+            self.trace("append", seq=seq)
+            writer.append(prepared)
+            self.trace("sync", seq=seq)
+            writer.sync()
+            self._swap(after, objects)
+        except BaseException as error:
+            self.poison(error)
+            if not isinstance(error, OSError):
+                raise
+            raise PoisonedError(
+                f"appending to {writer.path} failed ({error.strerror}); whether record {seq} "
+                "is durable is decided by the next opening: close the store and open it again"
+            ) from error
+        return seq
+
+    def poison(self, error: BaseException) -> None:
+        self._poison = error
+
+    def _sync_objects(self, objects: Sequence[WrittenObject], slots: SlotTable) -> None:
+        self.trace("sync_objects", count=len(objects))
+        for written in objects:
+            try:
+                written.file.datasync()
+            except OSError as error:
+                slots.retire(written.reference.slot)
+                raise self.storage_error("syncing an object", error) from error
+        if slots.unsynced(written.reference.slot for written in objects):
+            try:
+                self.fs.sync_directory(self.path(OBJECTS_DIRECTORY))
+            except OSError as error:
+                raise self.storage_error("syncing a directory", error) from error
+            slots.directory_synced()
+
+    def _swap(self, after: State, objects: Sequence[WrittenObject]) -> None:
+        assert self.slots is not None
+        freed = sorted(self.state.needed() - after.needed())
+        self.state = after
+        for written in objects:
+            written.file.close()
+        if freed:
+            self.trace("slot_freed", slots=freed)
+        self.slots.release(freed)
+
+    def _roll_if_due(self) -> None:
+        assert self.writer is not None
+        old = self.writer
+        if old.commits < self.settings.commits_per_segment:
+            return
+        self.trace("roll", segment=old.index + 1)
+        opening = {
+            **self.opening,
+            "reason": "roll",
+            "abandoned": None,
+            "time": self.fs.now(),
+            "state": self.state.to_json(),
+        }
+        try:
+            self.writer = make_segment(
+                self.fs,
+                self.root,
+                uuid=self.uuid,
+                predecessor=Predecessor(
+                    index=old.index, cut=old.offset, seq=old.seq, chain=old.chain
+                ),
+                opening=opening,
+                prewrite=self.settings.prewrite_bytes,
+            )
+        except OSError as error:
+            if old.index + 1 in list_segments(self.fs, self.root):
+                self.poison(error)
+            raise self.storage_error("starting a segment of the log", error) from error
+        old.close()
+        cut_zeros_quietly(self.fs, self.root, old.index)
+
+    def close(self) -> None:
+        """Close files; the lock is the caller's to release."""
+        if self.writer is not None and not self._closed:
+            self.writer.close()
+        self._closed = True
+
+
+def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
+    """Give back the zeros of a sealed segment; where that fails they only take space."""
+    try:
+        cut_zeros(fs, root, index)
+    except OSError:
+        return
+
+
+def check_object(
+    data: memoryview, part: Part, reference: ObjectRef, path: str, what: str
+) -> ObjectHeader:
+    """Verify an object's bytes against its reference, or CorruptionError with the place."""
+    size = header_length(data[:8], file=path, file_size=len(data))
+    header = check_header(data[:size], part, reference, path, what)
+    try:
+        check_data(header, data, file=path)
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{what}: {error.what}",
+            file=path,
+            offset=error.offset,
+            expected=error.expected,
+            found=error.found,
+        ) from None
+    return header
+
+
+def check_header(
+    region: memoryview, part: Part, reference: ObjectRef, path: str, what: str
+) -> ObjectHeader:
+    """Verify a header region against the reference that the manifest holds."""
+    found = object_digest(region)
+    if found != reference.digest:
+        raise CorruptionError(
+            f"{what}: digest of the header", file=path, offset=0, expected=reference.digest,
+            found=found,
+        )  # fmt: skip
+    header = parse_header(region, file=path)
+    names = (header.label.shard, header.label.part)
+    if names != part:
+        raise CorruptionError(
+            f"{what}: names in the header", file=path, offset=0, expected=part, found=names
+        )
+    return header

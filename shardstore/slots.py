@@ -1,0 +1,69 @@
+"""Slots: the files that hold objects, and which of them may be written.
+
+Invariants: a slot is handed out only while nothing needs it (rule 5); one whose creation is not
+yet synced keeps its flag until a directory sync returned, whichever transaction uses it (rule 7);
+one whose sync failed is never written again (rule 8). Callers hold the session's lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_number
+from shardstore.fs.protocol import FileSystem
+
+
+class SlotTable:
+    """Free slots by size. Lowest numbers first, so that the same history uses the same slots."""
+
+    def __init__(self, fs: FileSystem, root: str, needed: set[int]) -> None:
+        self._sizes: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        self._unsynced: set[int] = set()
+        for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
+            slot = slot_number(name)
+            if slot is not None:
+                self._sizes[slot] = fs.stat(f"{root}/{slot_file(slot)}").size
+                if slot not in needed:
+                    self._pool(slot)
+        self._next = 1 + max([-1, *self._sizes, *needed])
+
+    def reserve(self, size: int) -> tuple[int, bool]:
+        """A slot for an object of `size` bytes, and whether its file must be created."""
+        free = self._free.get(size)
+        if free:
+            return heapq.heappop(free), False
+        slot = self._next
+        self._next += 1
+        return slot, True
+
+    def created(self, slot: int, size: int) -> None:
+        """The slot's file exists now, but its name is not durable."""
+        self._sizes[slot] = size
+        self._unsynced.add(slot)
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Nothing needs these any more and all their I/O has ended."""
+        for slot in slots:
+            if slot in self._sizes:
+                self._pool(slot)
+
+    def retire(self, slot: int) -> None:
+        """Never hand this slot out again: its sync failed, so its bytes are unknown."""
+        self._sizes.pop(slot, None)
+
+    def unsynced(self, slots: Iterable[int]) -> bool:
+        """Whether one of the slots is not yet durable as a name."""
+        return not self._unsynced.isdisjoint(slots)
+
+    def directory_synced(self) -> None:
+        """A sync of the directory returned."""
+        self._unsynced.clear()
+
+    def free_bytes(self) -> int:
+        """Bytes of files that wait to be written again."""
+        return sum(size * len(slots) for size, slots in self._free.items())
+
+    def _pool(self, slot: int) -> None:
+        heapq.heappush(self._free.setdefault(self._sizes[slot], []), slot)

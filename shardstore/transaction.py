@@ -1,0 +1,383 @@
+"""A transaction: begin, stage / keep / remove, commit or abort.
+
+Invariants: what a transaction wrote is in no manifest until `publish` returned; leaving without
+commit aborts and gives its slots back; silence about an expected part is refused. One thread at a
+time may use a transaction.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from shardstore.buffers import Buffer
+from shardstore.codecs import raw
+from shardstore.errors import (
+    IncompleteCommitError,
+    InvalidNameError,
+    InvalidTensorError,
+    PartNotFoundError,
+    ShardStoreError,
+    TransactionError,
+)
+from shardstore.format.digests import ZERO_DIGEST, canonical_json, expect_digest
+from shardstore.format.layout import ObjectLabel, ObjectLayout, build_header, plan_layout
+from shardstore.format.manifest import (
+    CommitInfo,
+    Manifest,
+    ObjectRef,
+    Part,
+    manifest_digest,
+    write_id,
+)
+from shardstore.format.names import check_data_name
+from shardstore.loaded import Checkout, LoadedObject
+from shardstore.retention import unkept_after_commit
+from shardstore.session import Session, WrittenObject
+from shardstore.wal.state import changed_parts
+
+METADATA_BYTES_MAX = 1024 * 1024
+BLOBS_BYTES_MAX = 1024 * 1024
+
+
+class Transaction:
+    """One change of the current branch. Made by `Store.begin`; use it in a `with` block."""
+
+    def __init__(self, session: Session, step: int, expect: Iterable[Part] | None) -> None:
+        self.step = step
+        self._session = session
+        self._parent = session.state.head
+        self._parent_manifest: Manifest = self._parent.manifest if self._parent else {}
+        self._expect = _expected(expect)
+        if self._expect is None and self._parent is not None:
+            self._expect = frozenset(self._parent_manifest)
+            self._open_set = True
+        else:
+            self._open_set = self._expect is None
+        self._staged: dict[Part, WrittenObject] = {}
+        self._kept: set[Part] = set()
+        self._removed: set[Part] = set()
+        self._checkouts: list[Checkout] = []
+        self._id = write_id(*session.next_write_id())
+        self.finished = False
+
+    # ------------------------------------------------------------------ saying what changes
+
+    def stage(
+        self, shard: str, part: str, tensors: Mapping[str, Any] | Checkout, *, donate: bool = False
+    ) -> None:
+        """Stage new tensors for a part; the last staging of a part wins.
+
+        `tensors` maps names to torch tensors or numpy arrays of any layout, which are copied
+        before this returns; or it is what `checkout` gave, with donate=True, which goes out as it
+        stands and is dead afterwards. Raises InvalidTensorError or InvalidNameError before
+        anything is written, StorageError where the disk refuses.
+        """
+        key = self._check_part(shard, part)
+        if isinstance(tensors, Checkout):
+            if not donate:
+                raise TransactionError(
+                    f"a checked-out object of {shard!r}/{part!r} is staged with donate=True; "
+                    "pass its tensors to stage a copy"
+                )
+            self._stage_donated(key, tensors)
+            return
+        if donate:
+            raise TransactionError(
+                f"only what checkout() returned can be donated, found {type(tensors).__name__} "
+                f"for {shard!r}/{part!r}"
+            )
+        specs = raw.specs_of(tensors, shard=shard, part=part)
+        layout = plan_layout(specs, shard, part)
+        buffer = self._session.pool.acquire(layout.total_bytes)
+        try:
+            digests = raw.fill(buffer.view, layout, tensors)
+            self._write(key, buffer, layout, digests)
+        finally:
+            buffer.release()
+
+    def checkout(self, shard: str, part: str) -> Checkout:
+        """An exclusive, writable copy of what the part holds now (staged, else the parent's).
+
+        The buffer belongs to the caller until it is staged with donate=True or closed.
+        """
+        key = self._check_part(shard, part)
+        buffer, header = self._read(key)
+        checkout = Checkout(buffer, header, self._forget_checkout)
+        self._checkouts.append(checkout)
+        return checkout
+
+    def load(self, shard: str, part: str) -> LoadedObject:
+        """The part as this transaction sees it: staged, else the parent's. Read-only."""
+        key = self._check_part(shard, part)
+        return LoadedObject(*self._read(key), _nothing)
+
+    def keep(self, shard: str, part: str) -> None:
+        """The part stays as the parent has it."""
+        key = self._check_part(shard, part)
+        if key not in self._parent_manifest:
+            raise PartNotFoundError(
+                f"cannot keep shard {shard!r} part {part!r}: the parent commit does not have it"
+            )
+        self._forget(key)
+        self._kept.add(key)
+
+    def keep_rest(self) -> None:
+        """Every part of the parent that was neither staged nor removed stays as it is."""
+        self._check_active()
+        for key in self._parent_manifest:
+            if key not in self._staged and key not in self._removed:
+                self._kept.add(key)
+
+    def remove(self, shard: str, part: str) -> None:
+        """The part is not in the new commit."""
+        key = self._check_part(shard, part)
+        if key not in self._parent_manifest and key not in self._staged:
+            raise PartNotFoundError(
+                f"cannot remove shard {shard!r} part {part!r}: it is neither staged nor in the "
+                "parent commit"
+            )
+        self._forget(key)
+        if key in self._parent_manifest:
+            self._removed.add(key)
+
+    # ------------------------------------------------------------------ ending
+
+    def commit(
+        self,
+        metadata: Mapping[str, Any] | None = None,
+        blobs: Mapping[str, bytes] | None = None,
+    ) -> CommitInfo:
+        """Make the change durable, all of it, and return the commit.
+
+        `metadata` is JSON (at most a megabyte), `blobs` are bytes (a megabyte in all). Raises
+        IncompleteCommitError (the transaction stays open), StorageError (aborted, head unchanged)
+        or PoisonedError (the next opening decides).
+        """
+        self._check_active()
+        checked_metadata, checked_blobs = check_metadata(metadata or {}), encode_blobs(blobs or {})
+        self._check_complete()
+        manifest: dict[Part, ObjectRef] = {key: self._parent_manifest[key] for key in self._kept}
+        manifest.update({key: written.reference for key, written in self._staged.items()})
+        session = self._session
+        with session.lock:
+            try:
+                seq = session.publish(
+                    lambda seq: self._record(seq, manifest, checked_metadata, checked_blobs),
+                    list(self._staged.values()),
+                )
+            except ShardStoreError:
+                self.abort()
+                raise
+            self._end()
+            return session.state.commits[seq]
+
+    def abort(self) -> None:
+        """Give up: the head stays, the slots go back. Does nothing once finished."""
+        if self.finished:
+            return
+        self._session.trace("abort", step=self.step)
+        with self._session.lock:
+            self._session.abandon(list(self._staged.values()))
+        self._end()
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    # ------------------------------------------------------------------ insides
+
+    def _record(
+        self, seq: int, manifest: Manifest, metadata: Any, blobs: Mapping[str, str]
+    ) -> dict[str, Any]:
+        state, parent = self._session.state, self._parent
+        put, remove = changed_parts(self._parent_manifest, manifest)
+        return {
+            "type": "commit",
+            "seq": seq,
+            "time": self._session.fs.now(),
+            "durable": True,
+            "branch": state.current,
+            "step": self.step,
+            "line": state.line,
+            "parent": parent.seq if parent else None,
+            "parent_chain": parent.chain if parent else ZERO_DIGEST,
+            "txn": self._id,
+            "expect": expect_digest(manifest),
+            "put": [[*key, manifest[key].to_json()] for key in put],
+            "remove": [list(key) for key in remove],
+            "manifest_digest": manifest_digest(manifest),
+            "metadata": metadata,
+            "blobs": blobs,
+            "unkeep": unkept_after_commit(state),
+        }
+
+    def _stage_donated(self, key: Part, checkout: Checkout) -> None:
+        layout = checkout.header.layout
+        if plan_layout([entry.spec for entry in layout.tensors], *key) != layout:
+            self.stage(*key, checkout.numpy_or_torch())
+            checkout.close()
+            return
+        buffer = checkout.take()
+        try:
+            self._write(key, buffer, layout, raw.digests_of(buffer.view, layout))
+        finally:
+            self._forget_checkout(checkout)
+            buffer.release()
+
+    def _write(
+        self, key: Part, buffer: Buffer, layout: ObjectLayout, digests: list[str]
+    ) -> None:
+        session = self._session
+        with session.lock:
+            write = session.next_write_id()
+            label = ObjectLabel(
+                store=session.uuid,
+                shard=key[0],
+                part=key[1],
+                step=self.step,
+                txn=self._id,
+                write=write_id(*write),
+                expect=expect_digest(self._expect) if self._expect is not None else ZERO_DIGEST,
+                parent=self._parent.chain if self._parent else ZERO_DIGEST,
+            )
+            header = build_header(layout, label, digests)
+            written = session.write_object(buffer, layout, header, write)
+            self._forget(key)
+            self._staged[key] = written
+
+    def _read(self, key: Part) -> tuple[Buffer, Any]:
+        staged = self._staged.get(key)
+        if staged is not None:
+            reference = staged.reference
+        elif key in self._parent_manifest and key not in self._removed:
+            reference = self._parent_manifest[key]
+        else:
+            raise PartNotFoundError(
+                f"shard {key[0]!r} part {key[1]!r} is neither staged nor in the parent commit"
+            )
+        return self._session.read_object(key, reference, self._parent or _Unborn(self.step))
+
+    def _check_active(self) -> None:
+        if self.finished:
+            raise TransactionError(f"the transaction of step {self.step} is finished")
+        self._session.check_writable()
+
+    def _check_part(self, shard: str, part: str) -> Part:
+        self._check_active()
+        key = (check_data_name("shard", shard), check_data_name("part", part))
+        if self._expect is not None and not self._open_set and key not in self._expect:
+            if key not in self._parent_manifest:
+                raise PartNotFoundError(
+                    f"shard {shard!r} part {part!r} is not expected by this transaction"
+                )
+        return key
+
+    def _check_complete(self) -> None:
+        said = {*self._staged, *self._kept, *self._removed}
+        expected = (self._expect or frozenset()) | frozenset(self._parent_manifest)
+        missing = tuple(sorted(expected - said))
+        if missing:
+            listed = ", ".join(f"{shard}/{part}" for shard, part in missing[:20])
+            more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
+            raise IncompleteCommitError(
+                f"commit of step {self.step} is missing {len(missing)} expected parts: "
+                f"{listed}{more}; stage, keep or remove each (keep_rest() keeps what is left)",
+                missing,
+            )
+
+    def _forget(self, key: Part) -> None:
+        """What was said of the part before no longer counts."""
+        self._kept.discard(key)
+        self._removed.discard(key)
+        previous = self._staged.pop(key, None)
+        if previous is not None:
+            self._session.abandon([previous])
+
+    def _forget_checkout(self, checkout: LoadedObject) -> None:
+        self._checkouts = [other for other in self._checkouts if other is not checkout]
+
+    def _end(self) -> None:
+        self.finished = True
+        for checkout in list(self._checkouts):
+            checkout.close()
+
+
+class _Unborn:
+    """Stands for the commit that a first transaction is about to make."""
+
+    def __init__(self, step: int) -> None:
+        self.seq = -1
+        self.step = step
+
+
+def _nothing(_loaded: LoadedObject) -> None:
+    return
+
+
+def _expected(expect: Iterable[Part] | None) -> frozenset[Part] | None:
+    if expect is None:
+        return None
+    parts: set[Part] = set()
+    for pair in expect:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise InvalidNameError(f"expect holds {pair!r}, expected (shard, part) pairs")
+        parts.add((check_data_name("shard", pair[0]), check_data_name("part", pair[1])))
+    return frozenset(parts)
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> Any:
+    """Metadata that reads back exactly, or InvalidTensorError naming the offending place."""
+    _check_json(metadata, "metadata")
+    size = len(canonical_json(metadata))
+    if size > METADATA_BYTES_MAX:
+        raise InvalidTensorError(
+            f"metadata is {size} bytes of JSON, at most {METADATA_BYTES_MAX} are allowed; "
+            "stage what is large as a part"
+        )
+    return metadata
+
+
+def _check_json(value: Any, place: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if type(key) is not str:
+                raise InvalidTensorError(f"{place} has the key {key!r}, expected strings")
+            _check_json(inner, f"{place}[{key!r}]")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_json(inner, f"{place}[{index}]")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise InvalidTensorError(
+            f"{place} is a {type(value).__name__}, expected JSON: dict, list, str, int, float, "
+            "bool or None"
+        )
+
+
+def encode_blobs(blobs: Mapping[str, bytes]) -> dict[str, str]:
+    """Blobs as they stand in a record, or InvalidTensorError."""
+    total = 0
+    for name, blob in blobs.items():
+        check_data_name("blob", name)
+        if not isinstance(blob, bytes | bytearray | memoryview):
+            raise InvalidTensorError(
+                f"blob {name!r} is a {type(blob).__name__}, expected bytes"
+            )
+        total += len(blob)
+    if total > BLOBS_BYTES_MAX:
+        raise InvalidTensorError(
+            f"blobs are {total} bytes in all, at most {BLOBS_BYTES_MAX} are allowed; stage what is "
+            "large as a part"
+        )
+    return {name: base64.b64encode(blob).decode("ascii") for name, blob in blobs.items()}
+
+

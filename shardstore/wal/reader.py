@@ -1,0 +1,251 @@
+"""Reads segments of the log and folds the newest one; changes no byte.
+
+`read_log` is what writers, readers and fsck share: the state that it returns depends on the disk
+and the boot id only (rule 4 of docs/design.md). Errors are CorruptionError with file and offset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.errors import CorruptionError
+from shardstore.format.frames import (
+    HEADER_MAGIC,
+    RECORD_MAGIC,
+    BadFrame,
+    Frame,
+    judge_tail,
+    parse_frame,
+)
+from shardstore.format.names import (
+    STORE_FILE,
+    WAL_DIRECTORY,
+    segment_file,
+    segment_index,
+)
+from shardstore.fs.protocol import FileSystem
+from shardstore.wal.state import FoldError, State
+
+REREADS = 8
+"""A live writer may be in the middle of an append: read again before complaining."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One accepted record and where it stands."""
+
+    body: Mapping[str, Any]
+    frame: Frame
+    chain: str
+    segment: int
+
+    @property
+    def seq(self) -> int:
+        return int(self.body["seq"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A segment's header and accepted records."""
+
+    index: int
+    header: Mapping[str, Any]
+    records: list[LogRecord]
+    end: int
+    """Offset behind the last accepted record."""
+    torn: bool
+    """Whether an interrupted write lies beyond `end`."""
+    size: int
+
+    @property
+    def log_synced(self) -> int:
+        """Highest sequence number that is proven to be synced."""
+        known = [record.frame.log_synced for record in self.records]
+        opening = self.records[int(self.header["copies"])].seq
+        return max([opening, *known])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogView:
+    """What the log says: the newest segment, its last opening and the chosen state."""
+
+    segment: Segment
+    opening: Mapping[str, Any]
+    """The newest `open` record."""
+    records: list[LogRecord]
+    """Accepted records of the newest segment up to the chosen one."""
+    state: State
+    abandoned: list[LogRecord]
+    """Valid records that the choice of rule 4 leaves out."""
+    copied: bool
+    """STORE is not the file that the last writer knew: this directory is a copy."""
+    same_boot: bool
+
+    @property
+    def last(self) -> LogRecord:
+        return self.records[-1]
+
+
+def list_segments(fs: FileSystem, root: str) -> list[int]:
+    """Indices of the visible segments, ascending."""
+    names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
+    return sorted(index for name in names if (index := segment_index(name)) is not None)
+
+
+def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = None) -> Segment:
+    """Read and check one segment; with `cut` only what lies before that offset counts."""
+    for attempt in range(REREADS):
+        try:
+            return _scan(_read_file(fs, root, index), index, cut)
+        except CorruptionError:
+            if attempt == REREADS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def read_log(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> LogView:
+    """The newest segment folded to the state that rule 4 chooses."""
+    indices = list_segments(fs, root)
+    if not indices:
+        raise CorruptionError(
+            "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
+        )
+    segment = read_segment(fs, root, indices[-1])
+    opening = next(r.body for r in reversed(segment.records) if r.body["type"] == "open")
+    stat = fs.stat(f"{root}/{STORE_FILE}")
+    same_boot = opening["boot"] == fs.boot_id()
+    copied = stat.inode != opening["store_inode"] or (
+        same_boot and stat.device != opening["store_device"]
+    )
+    count = len(segment.records)
+    if copied or not same_boot or assume_power_cut:
+        count = 1 + max(i for i, r in enumerate(segment.records) if r.body["durable"])
+    records = segment.records[:count]
+    return LogView(
+        segment=segment,
+        opening=opening,
+        records=records,
+        state=fold(records, int(segment.header["copies"]), root),
+        abandoned=segment.records[count:],
+        copied=copied,
+        same_boot=same_boot,
+    )
+
+
+def fold(records: list[LogRecord], copies: int, root: str) -> State:
+    """The state after a segment's records; copies come before the opening that includes them."""
+    state = State()
+    for record in records[copies:]:
+        try:
+            state.apply(record.body, record.chain)
+        except (FoldError, KeyError, TypeError, ValueError, StopIteration) as error:
+            raise CorruptionError(
+                f"record {record.seq} does not fit the state before it: {error}",
+                file=f"{root}/{segment_file(record.segment)}",
+                offset=record.frame.offset,
+            ) from error
+    return state
+
+
+def read_bytes(fs: FileSystem, path: str) -> bytes:
+    """The whole of a small file."""
+    file = fs.open(path, "read")
+    try:
+        buffer = bytearray(file.size())
+        count = file.pread(0, buffer)
+        return bytes(buffer[:count])
+    finally:
+        file.close()
+
+
+def _read_file(fs: FileSystem, root: str, index: int) -> tuple[str, bytes]:
+    path = f"{root}/{segment_file(index)}"
+    return path, read_bytes(fs, path)
+
+
+def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
+    path, whole = source
+    data = whole if cut is None else whole[:cut]
+    frame = parse_frame(data, 0)
+    if isinstance(frame, BadFrame):
+        raise _corruption(path, frame)
+    header = _decode(path, frame)
+    if frame.magic != HEADER_MAGIC or header.get("index") != index:
+        raise CorruptionError("not this segment's header", file=path, offset=0)
+    salt, chain = str(header["salt"]), frame.predecessor
+    seq, offset = int(header["first_seq"]), frame.end
+    records: list[LogRecord] = []
+    torn = False
+    while offset < len(data):
+        found = parse_frame(data, offset)
+        if isinstance(found, Frame):
+            found = _expected(found, salt, chain)
+        body = _decode(path, found) if isinstance(found, Frame) else None
+        if isinstance(found, BadFrame) or body is None or body.get("seq") != seq:
+            bad = found if isinstance(found, BadFrame) else _wrong(found, "sequence", seq)
+            torn = _end_of_log(path, data, bad, salt=salt, seq=seq)
+            break
+        chain = found.chain
+        records.append(LogRecord(body=body, frame=found, chain=chain, segment=index))
+        seq, offset = seq + 1, found.end
+    copies = int(header["copies"])
+    if len(records) <= copies or records[copies].body["type"] != "open":
+        raise CorruptionError(
+            "the segment's opening is damaged", file=path, offset=offset, expected="an open record",
+            found="none",
+        )  # fmt: skip
+    if cut is not None and (offset != cut or torn):
+        raise CorruptionError("the segment ends early", file=path, offset=offset, expected=cut,
+                              found=offset)  # fmt: skip
+    return Segment(
+        index=index, header=header, records=records, end=offset, torn=torn, size=len(whole)
+    )
+
+
+def _expected(frame: Frame, salt: str, chain: str) -> Frame | BadFrame:
+    if frame.magic != RECORD_MAGIC:
+        return _wrong(frame, "magic", RECORD_MAGIC.decode())
+    if frame.salt != salt:
+        return _wrong(frame, "salt", salt)
+    if frame.predecessor != chain:
+        return _wrong(frame, "chain hash of the predecessor", chain)
+    return frame
+
+
+def _wrong(frame: Frame, what: str, expected: object) -> BadFrame:
+    return BadFrame(
+        offset=frame.offset,
+        what=f"{what} of the frame",
+        expected=str(expected),
+        found="another",
+    )
+
+
+def _end_of_log(path: str, data: bytes, bad: BadFrame, *, salt: str, seq: int) -> bool:
+    verdict = judge_tail(data, bad, salt=salt, seq=seq)
+    if isinstance(verdict, BadFrame):
+        raise _corruption(path, verdict)
+    return verdict
+
+
+def _decode(path: str, frame: Frame) -> dict[str, Any]:
+    try:
+        value = json.loads(frame.record)
+    except ValueError as error:
+        raise CorruptionError(f"a record is not JSON: {error}", file=path, offset=frame.offset) from (
+            error
+        )
+    if not isinstance(value, dict):
+        raise CorruptionError("a record is not a JSON object", file=path, offset=frame.offset)
+    return value
+
+
+def _corruption(path: str, bad: BadFrame) -> CorruptionError:
+    return CorruptionError(
+        bad.what, file=path, offset=bad.offset, expected=bad.expected, found=bad.found
+    )
+
+

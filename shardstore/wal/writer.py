@@ -1,0 +1,206 @@
+"""Makes segments and appends frames to the one it made.
+
+Invariants: a writer never appends to a segment that it found; a segment becomes visible only after
+its header, copies and opening record are durable; frames go over zeros written in advance. One
+thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.format.digests import ZERO_DIGEST, canonical_json, chain_hash
+from shardstore.format.frames import BLOCK, HEADER_MAGIC, RECORD_MAGIC, build_frame
+from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file
+from shardstore.fs.protocol import File, FileSystem
+from shardstore.wal.reader import LogView, read_bytes
+
+PREWRITE_BYTES = 4 * 1024 * 1024
+COMMITS_PER_SEGMENT = 1000
+ZEROS = bytes(1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predecessor:
+    """Where a new segment takes over."""
+
+    index: int
+    cut: int
+    """Offset behind the last record that is proven durable where it stands."""
+    seq: int
+    chain: str
+    copies: Sequence[bytes] = ()
+    """Accepted records beyond the cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRecord:
+    """A frame for the open end of the log."""
+
+    frame: bytes
+    chain: str
+    is_commit: bool
+
+
+class SegmentWriter:
+    """The open end of the log."""
+
+    def __init__(
+        self,
+        file: File,
+        *,
+        index: int,
+        salt: str,
+        offset: int,
+        zeros_end: int,
+        seq: int,
+        chain: str,
+        prewrite: int,
+    ) -> None:
+        self.index = index
+        self.seq = seq
+        """Of the last record."""
+        self.chain = chain
+        self.offset = offset
+        """Where the next frame goes."""
+        self.log_synced = seq
+        self.commits = 0
+        self._file = file
+        self._salt = salt
+        self._zeros_end = zeros_end
+        self._prewrite = prewrite
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    def prepare(self, record: Mapping[str, Any]) -> PreparedRecord:
+        """Encode the next record and make room for it. Failing here changes nothing."""
+        assert record["seq"] == self.seq + 1
+        encoded = canonical_json(record)
+        frame = _frame(RECORD_MAGIC, self._salt, self.chain, self.log_synced, encoded)
+        end = self.offset + len(frame)
+        if end > self._zeros_end:
+            write_zeros(self._file, self._zeros_end, end + self._prewrite)
+            self._zeros_end = end + self._prewrite
+        return PreparedRecord(
+            frame=frame,
+            chain=chain_hash(self.chain, encoded),
+            is_commit=record["type"] == "commit",
+        )
+
+    def append(self, prepared: PreparedRecord) -> None:
+        """Write the frame that was prepared last. Not durable before `sync`."""
+        self._file.pwrite(self.offset, prepared.frame)
+        self.chain = prepared.chain
+        self.seq += 1
+        self.offset += len(prepared.frame)
+        self.commits += prepared.is_commit
+
+    def sync(self) -> None:
+        """The commit point: every appended record is durable once this returned."""
+        self._file.datasync()
+        self.log_synced = self.seq
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def predecessor_of(view: LogView) -> Predecessor:
+    """The cut behind what is proven synced, and the accepted records beyond it."""
+    proven = [record for record in view.records if record.seq <= view.segment.log_synced]
+    last = proven[-1]
+    return Predecessor(
+        index=view.segment.index,
+        cut=last.frame.end,
+        seq=last.seq,
+        chain=last.chain,
+        copies=[record.frame.record for record in view.records[len(proven) :]],
+    )
+
+
+def make_segment(
+    fs: FileSystem,
+    root: str,
+    *,
+    uuid: str,
+    predecessor: Predecessor | None,
+    opening: Mapping[str, Any],
+    prewrite: int = PREWRITE_BYTES,
+) -> SegmentWriter:
+    """Make the next segment durable and visible (rule 1), or the first one of a new store.
+
+    `opening` is the opening record but for its seq.
+    """
+    before = predecessor or Predecessor(index=-1, cut=0, seq=0, chain=ZERO_DIGEST)
+    salt, index = fs.random_bytes(8).hex(), before.index + 1
+    header = {
+        "type": "segment",
+        "version": 0,
+        "uuid": uuid,
+        "salt": salt,
+        "index": index,
+        "first_seq": before.seq + 1,
+        "copies": len(before.copies),
+        "predecessor": predecessor
+        and {"index": before.index, "cut": before.cut, "seq": before.seq, "chain": before.chain},
+    }
+    seq = before.seq + 1 + len(before.copies)
+    records = [(copy, 0) for copy in before.copies]
+    records.append((canonical_json({**opening, "seq": seq}), seq - 1))
+    chain = before.chain
+    frames = [_frame(HEADER_MAGIC, salt, chain, 0, canonical_json(header))]
+    for record, log_synced in records:
+        frames.append(_frame(RECORD_MAGIC, salt, chain, log_synced, record))
+        chain = chain_hash(chain, record)
+    content = b"".join(frames)
+    return SegmentWriter(
+        _publish(fs, root, index, content, prewrite),
+        index=index,
+        salt=salt,
+        offset=len(content),
+        zeros_end=len(content) + prewrite,
+        seq=seq,
+        chain=chain,
+        prewrite=prewrite,
+    )
+
+
+def write_zeros(file: File, begin: int, end: int) -> None:
+    for at in range(begin, end, len(ZEROS)):
+        file.pwrite(at, memoryview(ZEROS)[: min(len(ZEROS), end - at)])
+
+
+def cut_zeros(fs: FileSystem, root: str, index: int) -> None:
+    """Cut a sealed segment to its length; what an interrupted write left there stays."""
+    path = f"{root}/{segment_file(index)}"
+    length = len(read_bytes(fs, path).rstrip(b"\0"))
+    file = fs.open(path, "write")
+    try:
+        file.truncate(-(-length // BLOCK) * BLOCK)
+    finally:
+        file.close()
+
+
+def _frame(magic: bytes, salt: str, predecessor: str, log_synced: int, record: bytes) -> bytes:
+    return build_frame(
+        magic, salt=salt, predecessor=predecessor, log_synced=log_synced, record=record
+    )
+
+
+def _publish(fs: FileSystem, root: str, index: int, content: bytes, prewrite: int) -> File:
+    """Write under a temporary name, sync, rename without replacing, sync the directory."""
+    directory = f"{root}/{WAL_DIRECTORY}"
+    temporary, target = f"{directory}/{SEGMENT_TEMPORARY}", f"{root}/{segment_file(index)}"
+    file = fs.open(temporary, "replace")
+    try:
+        file.pwrite(0, content)
+        write_zeros(file, len(content), len(content) + prewrite)
+        file.datasync()
+    finally:
+        file.close()
+    fs.rename(temporary, target)
+    fs.sync_directory(directory)
+    return fs.open(target, "write")
