@@ -10,18 +10,22 @@
 Importing this never imports torch; `shardstore.torch` does. Errors are in `shardstore.errors`.
 """
 
-from shardstore.errors import ShardStoreError
+from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
 from shardstore.refs import Ref
-from shardstore.store import Commit, Snapshot, Store, TensorInfo
+from shardstore.store import Store
 from shardstore.transaction import Transaction
+from shardstore.views import Commit, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
     "Commit",
+    "CorruptionError",
     "Ref",
     "ShardStoreError",
     "Snapshot",
     "Store",
     "TensorInfo",
     "Transaction",
+    "UnavailableError",
+    "UsageError",
 ]

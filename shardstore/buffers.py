@@ -1,7 +1,7 @@
 """Host buffers: page-aligned memory that is allocated and touched once and then used for ever.
 
-Fresh memory is an order of magnitude slower than warm memory, so the pool gives nothing back to
-the system until `trim`.
+Fresh memory is an order of magnitude slower than warm memory, so the pool keeps what it has: as
+many buffers as were ever lent at once, each large enough for what it served. `trim` gives back.
 
 Contract: a `Buffer` has one owner, who calls `release` when done; acquiring and releasing is safe
 from any thread, the bytes are the owner's to guard. Memory goes back on the free list only when
@@ -26,8 +26,6 @@ PAGE_BYTES = 4096
 HUGE_PAGE_BYTES = 2 << 20
 # (capacities from, granule): rounding wastes little and similar sizes still share buffers.
 _GRANULES = ((32 << 20, HUGE_PAGE_BYTES), (1 << 20, 64 << 10), (0, PAGE_BYTES))
-# A free buffer serves a smaller wish while at most a quarter of the wish is wasted.
-_WASTE_DIVISOR = 4
 
 
 class HostMemory:
@@ -63,7 +61,7 @@ class Buffer:
         self.size = view.nbytes
         self.address = address
         self.memory = memory
-        """The pool's memory below this buffer; None if it is the caller's."""
+        """The pool's memory below this buffer; None if it is the caller's, or after `release`."""
 
     @classmethod
     def wrap(cls, memory: Any, size: int | None = None) -> Buffer:
@@ -91,7 +89,7 @@ class Buffer:
 
     def release(self) -> None:
         """Give the memory back (once its views are gone). More calls do nothing."""
-        self._view = None
+        self._view = self.memory = None
 
 
 class BufferPool:
@@ -142,12 +140,14 @@ class BufferPool:
         return given
 
     def _take(self, capacity: int) -> HostMemory | None:
+        """The smallest free memory that holds the wish, however large: then no more exists than
+        was ever lent at once. Where none does, one that is too small makes way."""
         index = bisect_left(self._free, capacity, key=_capacity_of)
         if index == len(self._free):
+            if self._free:
+                self._allocated_bytes -= self._free.pop().capacity
             return None
         found = self._free[index].capacity
-        if found > capacity + capacity // _WASTE_DIVISOR:
-            return None
         # Of equal ones the last to come back: it is the warmest.
         return self._free.pop(bisect_right(self._free, found, key=_capacity_of) - 1)
 

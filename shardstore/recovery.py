@@ -7,6 +7,7 @@ anything else. Until the new segment is visible a failed opening leaves the stor
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     names = _names(fs, root)
     if STORE_FILE in names:
         raise StoreExistsError(f"{root} is a store already; open it instead")
-    _check_unfinished(fs, root, names)
+    check_creatable(fs, root)
     uuid = fs.random_bytes(16).hex()
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory not in names:
@@ -110,7 +111,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     fs.sync_directory(root)
     fs.rename(f"{root}/{_STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
     fs.sync_directory(root)
-    fs.sync_directory(f"{root}/..")
+    fs.sync_directory(posixpath.dirname(root) or ".")
 
 
 def store_text(uuid: str) -> bytes:
@@ -189,7 +190,12 @@ def open_for_write(
         fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening
     )
     session.writer = writer
-    session.slots = SlotTable(fs, root, view.state.needed())
+    try:
+        session.slots = SlotTable(fs, root, view.state.needed())
+    except OSError:
+        session.close()
+        raise
+    session.slots.unlink_odd()
     cut_zeros_quietly(fs, root, view.segment.index)
     return session, found
 
@@ -262,8 +268,11 @@ def _names(fs: FileSystem, root: str) -> set[str]:
         raise StoreExistsError(f"{root} is a file, not a directory") from None
 
 
-def _check_unfinished(fs: FileSystem, root: str, names: set[str]) -> None:
-    """A directory that holds anything but an unfinished creation is not touched."""
+def check_creatable(fs: FileSystem, root: str) -> None:
+    """A directory that holds anything but a store or an unfinished creation is not touched."""
+    names = _names(fs, root)
+    if STORE_FILE in names:
+        return
     own = {LOCK_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
     foreign = sorted(names - own)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):

@@ -102,7 +102,7 @@ def _by_step(state: State, step: int) -> Target:
         return max(own, key=lambda target: target.seq)
     lines = {target.line for target in matches}
     if len(lines) > 1:
-        listed = ", ".join(f"seq:{t.seq}" for t in sorted(matches, key=lambda t: t.seq))
+        listed = ", ".join(f"seq:{seq}" for seq in sorted({target.seq for target in matches}))
         raise AmbiguousRefError(
             f"step {step} is on several other lines of history: {listed}; name one by seq"
         )

@@ -23,6 +23,9 @@ def unkept_after_move(
     branches[state.current] = target
     held = {seq for seq in branches.values() if seq is not None} | set(keep)
     held |= {e.commit for e in state.undo if e.commit is not None and e.seq not in forget}
+    parent = state.commits[target].parent if target in state.commits else None
+    if parent is not None:
+        held.add(parent)
     return sorted({*state.commits, target} - held)
 
 

@@ -8,7 +8,8 @@ order of the commit protocol stands. Everything that changes the store holds `lo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ from shardstore.format.layout import (
     object_digest,
     parse_header,
 )
-from shardstore.format.manifest import ObjectRef, Part
+from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.slots import SlotTable
@@ -38,6 +39,7 @@ from shardstore.wal.state import State
 from shardstore.wal.writer import (
     COMMITS_PER_SEGMENT,
     PREWRITE_BYTES,
+    SEGMENT_BYTES,
     Predecessor,
     SegmentWriter,
     cut_zeros,
@@ -56,6 +58,8 @@ class Settings:
     prewrite_bytes: int = PREWRITE_BYTES
     """Zeros written ahead of the log's end."""
     commits_per_segment: int = COMMITS_PER_SEGMENT
+    segment_bytes: int = SEGMENT_BYTES
+    """A segment that is longer than this, or holds that many commits, is succeeded."""
     trace: Trace | None = None
 
 
@@ -175,7 +179,7 @@ class Session:
             for at in range(0, size, PIECE_BYTES):
                 file.pwrite(at, buffer.view[at : min(size, at + PIECE_BYTES)])
         except OSError as error:
-            file.close()
+            close_quietly(file)
             self._forget_failed(slot, create, path)
             raise self.storage_error("writing an object", error, needed=size) from error
         if create:
@@ -193,10 +197,14 @@ class Session:
             self.slots.retire(slot)
 
     def abandon(self, objects: Sequence[WrittenObject]) -> None:
-        """Objects that will be in no manifest: their slots may be written again."""
+        """Objects that will be in no manifest: their slots may be written again.
+
+        Those of a commit that went through all the same (an interrupt came just after) stay.
+        """
+        needed = self.state.needed()
         for written in objects:
-            written.file.close()
-            if self.slots is not None:
+            close_quietly(written.file)
+            if self.slots is not None and written.reference.slot not in needed:
                 self.slots.release([written.reference.slot])
 
     def read_object(
@@ -227,7 +235,7 @@ class Session:
         except OSError as error:
             raise self.storage_error("reading an object", error) from error
         finally:
-            file.close()
+            close_quietly(file)
         return check_object(view, part, reference, path, what)
 
     def _describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
@@ -241,10 +249,17 @@ class Session:
             raise CorruptionError(f"{what}: the file is missing", file=path) from None
         except OSError as error:
             raise self.storage_error("opening an object", error) from error
-        found = file.size()
+        try:
+            found = file.size()
+        except OSError as error:
+            close_quietly(file)
+            raise self.storage_error("reading an object", error) from error
         if found != reference.size:
-            file.close()
-            raise CorruptionError(f"{what}: size", file=path, expected=reference.size, found=found)
+            close_quietly(file)
+            raise CorruptionError(
+                f"{what}: size", file=path, offset=min(found, reference.size),
+                expected=reference.size, found=found,
+            )  # fmt: skip
         return file
 
     def _moved_on_error(self, part: Part, source: Source) -> StepMovedOnError:
@@ -269,21 +284,32 @@ class Session:
         try:
             first = bytearray(8)
             file.pread(0, first)
-            size = header_length(first, file=path, file_size=reference.size)
+            with _naming(what):
+                size = header_length(first, file=path, file_size=reference.size)
             region = bytearray(size)
             file.pread(0, region)
         except OSError as error:
             raise self.storage_error("reading an object", error) from error
         finally:
-            file.close()
+            close_quietly(file)
         return check_header(memoryview(region), part, reference, path, what)
 
-    def _moved_on(self, source: Source) -> bool:
+    def newest_state(self) -> State:
+        """The state as the log has it now; the writer's own is always that."""
         if self.refresh is None:
-            return False
-        state = self.refresh()
+            return self.state
+        try:
+            return self.refresh()
+        except OSError as error:
+            raise self.storage_error("reading the log", error) from error
+
+    def _moved_on(self, source: Source) -> bool:
+        """Whether the commit is kept no longer. In a writer another thread may have moved on."""
+        state = self.newest_state()
+        if isinstance(source, SnapshotInfo):  # its manifest object goes with its name
+            return state.snapshots.get(source.name) != source
         kept = {*state.commits, *(snapshot.seq for snapshot in state.snapshots.values())}
-        return source.seq not in kept
+        return source.seq >= 0 and source.seq not in kept
 
     # ------------------------------------------------------------------ the protocol
 
@@ -348,7 +374,7 @@ class Session:
         freed = sorted(self.state.needed() - after.needed())
         self.state = after
         for written in objects:
-            written.file.close()
+            close_quietly(written.file)
         if freed:
             self.trace("slot_freed", slots=freed)
         self.slots.release(freed)
@@ -356,7 +382,8 @@ class Session:
     def _roll_if_due(self) -> None:
         assert self.writer is not None
         old = self.writer
-        if old.commits < self.settings.commits_per_segment:
+        settings = self.settings
+        if old.commits < settings.commits_per_segment and old.offset < settings.segment_bytes:
             return
         self.trace("roll", segment=old.index + 1)
         opening = {
@@ -378,17 +405,31 @@ class Session:
                 prewrite=self.settings.prewrite_bytes,
             )
         except OSError as error:
-            if old.index + 1 in list_segments(self.fs, self.root):
+            if self._may_be_visible(old.index + 1):
                 self.poison(error)
             raise self.storage_error("starting a segment of the log", error) from error
-        old.close()
+        close_quietly(old)
         cut_zeros_quietly(self.fs, self.root, old.index)
+
+    def _may_be_visible(self, index: int) -> bool:
+        try:
+            return index in list_segments(self.fs, self.root)
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close files; the lock is the caller's to release."""
         if self.writer is not None and not self._closed:
-            self.writer.close()
+            close_quietly(self.writer)
         self._closed = True
+
+
+def close_quietly(file: File | SegmentWriter) -> None:
+    """Close what was synced, or is given up: a failure to close changes nothing any more."""
+    try:
+        file.close()
+    except OSError:
+        return
 
 
 def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
@@ -403,19 +444,27 @@ def check_object(
     data: memoryview, part: Part, reference: ObjectRef, path: str, what: str
 ) -> ObjectHeader:
     """Verify an object's bytes against its reference, or CorruptionError with the place."""
-    size = header_length(data[:8], file=path, file_size=len(data))
+    with _naming(what):
+        size = header_length(data[:8], file=path, file_size=len(data))
     header = check_header(data[:size], part, reference, path, what)
-    try:
+    with _naming(what):
         check_data(header, data, file=path)
+    return header
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Damage found in bytes alone is told with the object that they should be."""
+    try:
+        yield
     except CorruptionError as error:
         raise CorruptionError(
             f"{what}: {error.what}",
-            file=path,
+            file=error.file,
             offset=error.offset,
             expected=error.expected,
             found=error.found,
         ) from None
-    return header
 
 
 def check_header(
@@ -428,7 +477,8 @@ def check_header(
             f"{what}: digest of the header", file=path, offset=0, expected=reference.digest,
             found=found,
         )  # fmt: skip
-    header = parse_header(region, file=path)
+    with _naming(what):
+        header = parse_header(region, file=path)
     names = (header.label.shard, header.label.part)
     if names != part:
         raise CorruptionError(

@@ -18,6 +18,9 @@ class SlotTable:
     """Free slots by size. Lowest numbers first, so that the same history uses the same slots."""
 
     def __init__(self, fs: FileSystem, root: str, needed: set[int]) -> None:
+        self._fs = fs
+        self._root = root
+        self._needed_at_opening = frozenset(needed)
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._unsynced: set[int] = set()
@@ -28,6 +31,23 @@ class SlotTable:
                 if slot not in needed:
                     self._pool(slot)
         self._next = 1 + max([-1, *self._sizes, *needed])
+
+    def unlink_odd(self) -> None:
+        """Remove free files of a size that no needed object has: what a crash left half made, and
+        what a changed model left. Only at opening, once the new segment is visible; a file that
+        cannot be removed stays free."""
+        wanted = {self._sizes.get(slot) for slot in self._needed_at_opening}
+        for size in [size for size in self._free if size not in wanted]:
+            for slot in self._free.pop(size):
+                self._unlink(slot)
+
+    def _unlink(self, slot: int) -> None:
+        try:
+            self._fs.unlink(f"{self._root}/{slot_file(slot)}")
+        except OSError:
+            self._pool(slot)
+        else:
+            del self._sizes[slot]
 
     def reserve(self, size: int) -> tuple[int, bool]:
         """A slot for an object of `size` bytes, and whether its file must be created."""

@@ -103,9 +103,7 @@ def rewind(session: Session, target: Target) -> CommitInfo:
             "branch": state.current,
             "commit": commit.to_json(),
             "forget": forget,
-            "unkeep": unkept_after_move(
-                state, commit.seq, forget=forget, keep=(state.head.seq,)
-            ),
+            "unkeep": unkept_after_move(state, commit.seq, forget=forget, keep=(state.head.seq,)),
             "new_line": [None, commit.line, commit.seq],
         },
     )
@@ -128,9 +126,7 @@ def undo(session: Session) -> UndoEntry:
         assert entry.commit is not None and state.head is not None
         commit = state.commits[entry.commit]
         record["new_line"] = [None, commit.line, commit.seq]
-        record["unkeep"] = unkept_after_move(
-            state, commit.seq, forget=[], keep=(state.head.seq,)
-        )
+        record["unkeep"] = unkept_after_move(state, commit.seq, forget=[], keep=(state.head.seq,))
     session.trace("undo", entry=entry.seq)
     _publish(session, record)
     return entry
@@ -138,9 +134,7 @@ def undo(session: Session) -> UndoEntry:
 
 def _check_free(session: Session, name: str) -> None:
     if name in session.state.snapshots or name in session.state.branches:
-        raise NameTakenError(
-            f"the name {name!r} is taken; delete it first or choose another"
-        )
+        raise NameTakenError(f"the name {name!r} is taken; delete it first or choose another")
 
 
 def _publish(
@@ -183,4 +177,3 @@ def _write_manifest(session: Session, name: str, commit: CommitInfo) -> WrittenO
         return session.write_object(buffer, layout, header, write)
     finally:
         buffer.release()
-

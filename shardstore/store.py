@@ -6,19 +6,19 @@ change the store run one at a time. Loaded objects own their buffers until they 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import posixpath
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
 from shardstore import recovery, refs, snapshot
 from shardstore.buffers import Buffer
 from shardstore.errors import (
+    CorruptionError,
     LockedError,
     NotAStoreError,
     PartNotFoundError,
@@ -27,8 +27,8 @@ from shardstore.errors import (
     UsageError,
 )
 from shardstore.format.digests import StateRow, state_digest
-from shardstore.format.layout import TensorEntry
-from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo, UndoEntry
+from shardstore.format.layout import ObjectHeader
+from shardstore.format.manifest import CommitInfo, Part, UndoEntry
 from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock, LockHeld
@@ -36,47 +36,16 @@ from shardstore.loaded import LoadedObject
 from shardstore.refs import Ref
 from shardstore.session import Session, Settings, Trace
 from shardstore.transaction import Transaction
+from shardstore.views import (
+    Commit,
+    Snapshot,
+    TensorInfo,
+    commit_view,
+    snapshot_view,
+    tensor_view,
+)
 
 Mode = Literal["r", "r+", "a"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """What users see of a commit."""
-
-    seq: int
-    step: int
-    branch: str
-    durable: bool
-    time: float
-    """Seconds since 1970 when it was made."""
-    id: str
-    """Chain hash: its identity."""
-    metadata: Mapping[str, Any]
-    blobs: Mapping[str, bytes]
-    parts: frozenset[Part]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """What users see of a snapshot."""
-
-    name: str
-    seq: int
-    step: int
-    time: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
-    """One row of what a commit holds."""
-
-    shard: str
-    part: str
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
 
 
 class Store:
@@ -127,7 +96,7 @@ class Store:
             return cls._open_write(
                 path, fs, settings, trace, may_create=mode == "a", power_cut=assume_power_cut
             )
-        system, root = fs or PosixFileSystem(), _root(path)
+        system, root = _place(path, fs)
         try:
             session = recovery.open_for_read(system, root, _settings(settings, trace))
         except OSError as error:
@@ -146,11 +115,12 @@ class Store:
         must_create: bool = False,
         power_cut: bool = False,
     ) -> Store:
-        system, root = fs or PosixFileSystem(), _root(path)
+        system, root = _place(path, fs)
         chosen = _settings(settings, trace)
         try:
             if may_create:
                 _make_root(system, root)
+                recovery.check_creatable(system, root)
             elif STORE_FILE not in system.list_directory(root):
                 raise NotAStoreError(
                     f"{root} is not a store: it has no file {STORE_FILE}; create one with "
@@ -178,10 +148,12 @@ class Store:
         if self._transaction is not None:
             self._transaction.abort()
         live = list(self._live.values())
-        self._session.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        try:
+            self._session.close()
+        finally:
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                self._release(lock)
         if live:
             names = ", ".join(f"{loaded.shard}/{loaded.part}" for loaded in live[:10])
             self._live.clear()
@@ -229,28 +201,28 @@ class Store:
     def head(self) -> Commit | None:
         """The current branch's newest commit, None on an empty store."""
         head = self._session.state.head
-        return _public(head) if head else None
+        return commit_view(head) if head else None
 
     @property
     def snapshots(self) -> list[Snapshot]:
         """Snapshots in name order."""
         infos = self._session.state.snapshots
-        return [_public_snapshot(infos[name]) for name in sorted(infos)]
+        return [snapshot_view(infos[name]) for name in sorted(infos)]
 
     @property
     def kept(self) -> list[Commit]:
         """Commits that stand in the log itself and can be named by step or seq, oldest first."""
         commits = self._session.state.commits
-        return [_public(commits[seq]) for seq in sorted(commits)]
+        return [commit_view(commits[seq]) for seq in sorted(commits)]
 
     def commit_of(self, ref: Ref | str = Ref.head) -> Commit:
         """The commit that a ref stands for."""
-        return _public(self._find(ref))
+        return commit_view(self._find(ref))
 
     def refresh(self) -> None:
         """Look at the log again; only for a store that is open for reading."""
-        if self._session.refresh is not None:
-            self._session.state = self._session.refresh()
+        self._session.check_open()
+        self._session.state = self._session.newest_state()
 
     def tensors(self, ref: Ref | str = Ref.head) -> list[TensorInfo]:
         """Every tensor of a commit, from the verified objects, sorted by name."""
@@ -259,7 +231,7 @@ class Store:
         for (shard, part), reference in sorted(commit.manifest.items()):
             header = self._session.read_header((shard, part), reference, commit)
             for entry, digest in zip(header.layout.tensors, header.digests, strict=True):
-                rows.append(_row(shard, part, entry, digest))
+                rows.append(tensor_view(shard, part, entry, digest))
         return sorted(rows, key=lambda row: (row.shard, row.part, row.tensor))
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
@@ -273,13 +245,13 @@ class Store:
     # ------------------------------------------------------------------ reading and writing
 
     def load(
-        self, shard: str, part: str, at: Ref | str = Ref.head, *, into: memoryview | None = None
+        self, shard: str, part: str, at: Ref | str = Ref.head, *, into: Any = None
     ) -> LoadedObject:
         """Read and verify one part of a commit. Close the result, or use it in a `with` block.
 
-        With `into` the bytes land in the caller's memory, which must be writable, hold at least
-        `size_of` bytes, and outlive the object. Raises PartNotFoundError, CorruptionError,
-        StepMovedOnError (open for reading, and the writer moved on).
+        With `into` the bytes land in the caller's memory (bytearray, memoryview, array), which must
+        be writable, contiguous, hold at least `size_of` bytes, and outlive the object. Raises
+        PartNotFoundError, CorruptionError, StepMovedOnError (the commit is kept no longer).
         """
         commit = self._find(at)
         reference = commit.manifest.get((shard, part))
@@ -288,11 +260,10 @@ class Store:
                 f"step {commit.step} has no shard {shard!r} part {part!r}; "
                 "'shardstore ls' lists what it has"
             )
-        caller = _wrap(into, reference.size, shard, part) if into is not None else None
-        buffer, header = self._session.read_object((shard, part), reference, commit, caller)
-        loaded = LoadedObject(buffer, header, self._forget)
-        self._live[id(loaded)] = loaded
-        return loaded
+        caller = Buffer.wrap(into, reference.size) if into is not None else None
+        return self._track(
+            *self._session.read_object((shard, part), reference, commit, caller)
+        )
 
     def size_of(self, shard: str, part: str, at: Ref | str = Ref.head) -> int:
         """Bytes of the object that holds a part, what `load(into=...)` needs."""
@@ -318,7 +289,7 @@ class Store:
                     f"step {step} is below the head's step {head.step}; steps never decrease "
                     "along a line, rewind first"
                 )
-            self._transaction = Transaction(self._session, step, expect)
+            self._transaction = Transaction(self._session, step, expect, self._track)
             return self._transaction
 
     # ------------------------------------------------------------------ refs
@@ -331,7 +302,7 @@ class Store:
         with self._session.lock:
             self._begin_ref("snapshot")
             target = refs.resolve(self._session.state, at)
-            return _public_snapshot(snapshot.snapshot(self._session, name, target))
+            return snapshot_view(snapshot.snapshot(self._session, name, target))
 
     def delete(self, name: str) -> None:
         """Delete a snapshot; `undo` brings it back while it is among the last three changes."""
@@ -344,7 +315,7 @@ class Store:
         with self._session.lock:
             self._begin_ref("rewind")
             target = refs.resolve(self._session.state, ref)
-            return _public(snapshot.rewind(self._session, target))
+            return commit_view(snapshot.rewind(self._session, target))
 
     def undo(self) -> UndoEntry:
         """Revert the newest rewind or deletion not yet undone (of the last three)."""
@@ -353,6 +324,23 @@ class Store:
             return snapshot.undo(self._session)
 
     # ------------------------------------------------------------------ insides
+
+    def _track(self, buffer: Buffer, header: ObjectHeader) -> LoadedObject:
+        """A loaded object that `close` names while it is open."""
+
+        def give_back(closed: LoadedObject) -> None:
+            self._live.pop(id(closed), None)
+            buffer.release()
+
+        loaded = LoadedObject(buffer, header, give_back)
+        self._live[id(loaded)] = loaded
+        return loaded
+
+    def _release(self, lock: Lock) -> None:
+        try:
+            lock.release()
+        except OSError as error:
+            raise self._session.storage_error("releasing the lock", error) from error
 
     def _begin_ref(self, what: str) -> None:
         self._session.check_writable()
@@ -368,9 +356,6 @@ class Store:
     def _find(self, ref: Ref | str) -> CommitInfo:
         self._session.check_open()
         return snapshot.open_commit(self._session, refs.resolve(self._session.state, ref))
-
-    def _forget(self, loaded: LoadedObject) -> None:
-        self._live.pop(id(loaded), None)
 
 
 def holder_text(text: str) -> str:
@@ -403,8 +388,11 @@ def _make_root(fs: FileSystem, root: str) -> None:
 
 
 def _opening_failed(root: str, error: OSError) -> Exception:
-    if isinstance(error, FileNotFoundError):
-        return NotAStoreError(f"{root} is not a store: {error.filename or root} does not exist")
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    if missing is not None and not str(missing).startswith(f"{root}/"):
+        return NotAStoreError(f"{root} is not a store: {missing} does not exist")
+    if missing is not None and str(missing) != f"{root}/{LOCK_FILE}":
+        return CorruptionError("a file of the store is missing", file=str(missing))
     return StorageError(
         f"opening store {root} failed on {error.filename or root}: {error.strerror}; "
         "the store is as it was found",
@@ -412,52 +400,18 @@ def _opening_failed(root: str, error: OSError) -> Exception:
     )
 
 
-def _root(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    return posixpath.normpath(text) if text else "."
+def _place(
+    path: str | os.PathLike[str], fs: FileSystem | None
+) -> tuple[FileSystem, str]:
+    """The file system and the root; on the real one absolute: the process may change directory."""
+    text = os.fsdecode(path)
+    if fs is None:
+        return PosixFileSystem(), os.path.abspath(text)
+    return fs, posixpath.normpath(text)
 
 
 def _settings(settings: Settings | None, trace: Trace | None) -> Settings:
     chosen = settings or Settings()
     if trace is None:
         return chosen
-    return Settings(
-        prewrite_bytes=chosen.prewrite_bytes,
-        commits_per_segment=chosen.commits_per_segment,
-        trace=trace,
-    )
-
-
-def _wrap(into: memoryview, size: int, shard: str, part: str) -> Buffer:
-    view = memoryview(into).cast("B")
-    if view.readonly or len(view) < size:
-        raise UsageError(
-            f"into= for {shard!r}/{part!r} must be writable and hold at least {size} bytes, "
-            f"found {len(view)} bytes{' read-only' if view.readonly else ''}"
-        )
-    return Buffer.wrap(view[:size])
-
-
-def _public(commit: CommitInfo) -> Commit:
-    return Commit(
-        seq=commit.seq,
-        step=commit.step,
-        branch=commit.branch,
-        durable=True,
-        time=commit.time,
-        id=commit.chain,
-        metadata=commit.metadata,
-        blobs={name: base64.b64decode(text) for name, text in commit.blobs.items()},
-        parts=frozenset(commit.manifest),
-    )
-
-
-def _public_snapshot(info: SnapshotInfo) -> Snapshot:
-    return Snapshot(name=info.name, seq=info.seq, step=info.step, time=info.time)
-
-
-def _row(shard: str, part: str, entry: TensorEntry, digest: str) -> TensorInfo:
-    spec = entry.spec
-    return TensorInfo(
-        shard=shard, part=part, tensor=spec.name, dtype=spec.dtype, shape=spec.shape, digest=digest
-    )
+    return replace(chosen, trace=trace)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from shardstore.buffers import Buffer, HostMemory
-from shardstore.codecs import PIECE_BYTES, refusal
+from shardstore.codecs import numpy_side, refusal
 
-__all__ = ["DTYPES", "begin_copy", "describe", "register_host_memory", "view"]
+__all__ = ["DTYPES", "register_host_memory", "view"]
 
 DTYPES = {
     "F64": torch.float64,
@@ -74,9 +74,10 @@ def begin_copy(tensor: torch.Tensor, memory: memoryview) -> Iterator[memoryview]
     source = _bits(tensor)
     if source.numel() == 0:
         return iter(())
-    target = view_bits(memory, source.dtype).view(source.shape)
     if source.device.type == "cpu":
-        return _copy_rows(target, source, memory)
+        # One thread: torch would share each small piece out to all of its threads.
+        return numpy_side.begin_copy(source.numpy(), memory)
+    target = _view_bits(memory, source.dtype).view(source.shape)
     target.copy_(source, non_blocking=source.is_cuda)
     copied = torch.cuda.current_stream(source.device).record_event() if source.is_cuda else None
     return _awaited(copied, memory)
@@ -89,10 +90,10 @@ def view(memory: memoryview, dtype: str, shape: tuple[int, ...], *, writable: bo
         raise ValueError("a writable tensor needs writable memory")
     if memory.nbytes == 0:
         return torch.empty(shape, dtype=DTYPES[dtype])
-    return view_bits(memory, DTYPES[dtype]).view(shape)
+    return _view_bits(memory, DTYPES[dtype]).view(shape)
 
 
-def view_bits(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
+def _view_bits(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over all of `memory`, which must not be empty."""
     if not memory.readonly:
         return torch.frombuffer(memory, dtype=dtype)
@@ -126,19 +127,6 @@ def _register(memory: HostMemory) -> bool:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.view(_CARRIERS[plain.element_size()])
-
-
-def _copy_rows(
-    target: torch.Tensor, source: torch.Tensor, memory: memoryview
-) -> Iterator[memoryview]:
-    if source.is_contiguous():
-        source, target = source.view(-1), target.view(-1)
-    row_bytes = memory.nbytes // len(target)
-    rows = max(1, PIECE_BYTES // row_bytes)
-    for begin in range(0, len(target), rows):
-        end = min(begin + rows, len(target))
-        target[begin:end].copy_(source[begin:end])
-        yield memory[begin * row_bytes : end * row_bytes]
 
 
 def _awaited(copied: Any, memory: memoryview) -> Iterator[memoryview]:

@@ -8,7 +8,8 @@ time may use a transaction.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -23,9 +24,14 @@ from shardstore.errors import (
     TransactionError,
 )
 from shardstore.format.digests import ZERO_DIGEST, canonical_json, expect_digest
-from shardstore.format.layout import ObjectLabel, ObjectLayout, build_header, plan_layout
+from shardstore.format.layout import (
+    ObjectHeader,
+    ObjectLabel,
+    ObjectLayout,
+    build_header,
+    plan_layout,
+)
 from shardstore.format.manifest import (
-    CommitInfo,
     Manifest,
     ObjectRef,
     Part,
@@ -36,18 +42,28 @@ from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
 from shardstore.retention import unkept_after_commit
 from shardstore.session import Session, WrittenObject
+from shardstore.views import Commit, commit_view
 from shardstore.wal.state import changed_parts
 
 METADATA_BYTES_MAX = 1024 * 1024
+METADATA_DEPTH_MAX = 64
+"""Deeper ones could be written on a shallow stack and not be read on a deep one."""
 BLOBS_BYTES_MAX = 1024 * 1024
 
 
 class Transaction:
     """One change of the current branch. Made by `Store.begin`; use it in a `with` block."""
 
-    def __init__(self, session: Session, step: int, expect: Iterable[Part] | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        step: int,
+        expect: Iterable[Part] | None,
+        track: Callable[[Buffer, ObjectHeader], LoadedObject],
+    ) -> None:
         self.step = step
         self._session = session
+        self._track = track
         self._parent = session.state.head
         self._parent_manifest: Manifest = self._parent.manifest if self._parent else {}
         self._expect = _expected(expect)
@@ -59,7 +75,7 @@ class Transaction:
         self._staged: dict[Part, WrittenObject] = {}
         self._kept: set[Part] = set()
         self._removed: set[Part] = set()
-        self._checkouts: list[Checkout] = []
+        self._checkouts: dict[int, Checkout] = {}
         self._id = write_id(*session.next_write_id())
         self.finished = False
 
@@ -105,14 +121,19 @@ class Transaction:
         """
         key = self._check_part(shard, part)
         buffer, header = self._read(key)
-        checkout = Checkout(buffer, header, self._forget_checkout)
-        self._checkouts.append(checkout)
+
+        def give_back(closed: LoadedObject) -> None:
+            self._checkouts.pop(id(closed), None)
+            buffer.release()
+
+        checkout = Checkout(buffer, header, give_back)
+        self._checkouts[id(checkout)] = checkout
         return checkout
 
     def load(self, shard: str, part: str) -> LoadedObject:
         """The part as this transaction sees it: staged, else the parent's. Read-only."""
         key = self._check_part(shard, part)
-        return LoadedObject(*self._read(key), _nothing)
+        return self._track(*self._read(key))
 
     def keep(self, shard: str, part: str) -> None:
         """The part stays as the parent has it."""
@@ -140,8 +161,7 @@ class Transaction:
                 "parent commit"
             )
         self._forget(key)
-        if key in self._parent_manifest:
-            self._removed.add(key)
+        self._removed.add(key)
 
     # ------------------------------------------------------------------ ending
 
@@ -149,15 +169,16 @@ class Transaction:
         self,
         metadata: Mapping[str, Any] | None = None,
         blobs: Mapping[str, bytes] | None = None,
-    ) -> CommitInfo:
+    ) -> Commit:
         """Make the change durable, all of it, and return the commit.
 
-        `metadata` is JSON (at most a megabyte), `blobs` are bytes (a megabyte in all). Raises
-        IncompleteCommitError (the transaction stays open), StorageError (aborted, head unchanged)
-        or PoisonedError (the next opening decides).
+        `metadata` is a dict of JSON (at most a megabyte), `blobs` are bytes (a megabyte in all).
+        Raises IncompleteCommitError (the transaction stays open), StorageError (aborted, head
+        unchanged) or PoisonedError (the next opening decides).
         """
         self._check_active()
-        checked_metadata, checked_blobs = check_metadata(metadata or {}), encode_blobs(blobs or {})
+        checked_metadata = check_metadata({} if metadata is None else metadata)
+        checked_blobs = encode_blobs({} if blobs is None else blobs)
         self._check_complete()
         manifest: dict[Part, ObjectRef] = {key: self._parent_manifest[key] for key in self._kept}
         manifest.update({key: written.reference for key, written in self._staged.items()})
@@ -172,7 +193,7 @@ class Transaction:
                 self.abort()
                 raise
             self._end()
-            return session.state.commits[seq]
+            return commit_view(session.state.commits[seq])
 
     def abort(self) -> None:
         """Give up: the head stays, the slots go back. Does nothing once finished."""
@@ -222,16 +243,17 @@ class Transaction:
         }
 
     def _stage_donated(self, key: Part, checkout: Checkout) -> None:
+        if (checkout.shard, checkout.part) != key:
+            raise TransactionError(
+                f"what was checked out of {checkout.shard!r}/{checkout.part!r} cannot be donated "
+                f"to {key[0]!r}/{key[1]!r}; stage its tensors as a copy"
+            )
         layout = checkout.header.layout
-        if plan_layout([entry.spec for entry in layout.tensors], *key) != layout:
-            self.stage(*key, checkout.numpy_or_torch())
-            checkout.close()
-            return
         buffer = checkout.take()
         try:
             self._write(key, buffer, layout, raw.digests_of(buffer.view, layout))
         finally:
-            self._forget_checkout(checkout)
+            self._checkouts.pop(id(checkout), None)
             buffer.release()
 
     def _write(
@@ -255,7 +277,7 @@ class Transaction:
             self._forget(key)
             self._staged[key] = written
 
-    def _read(self, key: Part) -> tuple[Buffer, Any]:
+    def _read(self, key: Part) -> tuple[Buffer, ObjectHeader]:
         staged = self._staged.get(key)
         if staged is not None:
             reference = staged.reference
@@ -275,11 +297,11 @@ class Transaction:
     def _check_part(self, shard: str, part: str) -> Part:
         self._check_active()
         key = (check_data_name("shard", shard), check_data_name("part", part))
-        if self._expect is not None and not self._open_set and key not in self._expect:
-            if key not in self._parent_manifest:
-                raise PartNotFoundError(
-                    f"shard {shard!r} part {part!r} is not expected by this transaction"
-                )
+        known = self._open_set or key in (self._expect or ()) or key in self._parent_manifest
+        if not known:
+            raise PartNotFoundError(
+                f"shard {shard!r} part {part!r} is not expected by this transaction"
+            )
         return key
 
     def _check_complete(self) -> None:
@@ -303,12 +325,9 @@ class Transaction:
         if previous is not None:
             self._session.abandon([previous])
 
-    def _forget_checkout(self, checkout: LoadedObject) -> None:
-        self._checkouts = [other for other in self._checkouts if other is not checkout]
-
     def _end(self) -> None:
         self.finished = True
-        for checkout in list(self._checkouts):
+        for checkout in list(self._checkouts.values()):
             checkout.close()
 
 
@@ -318,10 +337,6 @@ class _Unborn:
     def __init__(self, step: int) -> None:
         self.seq = -1
         self.step = step
-
-
-def _nothing(_loaded: LoadedObject) -> None:
-    return
 
 
 def _expected(expect: Iterable[Part] | None) -> frozenset[Part] | None:
@@ -336,26 +351,36 @@ def _expected(expect: Iterable[Part] | None) -> frozenset[Part] | None:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> Any:
-    """Metadata that reads back exactly, or InvalidTensorError naming the offending place."""
+    """A copy that reads back exactly, or InvalidTensorError naming the offending place."""
+    if not isinstance(metadata, dict):
+        raise InvalidTensorError(f"metadata is a {type(metadata).__name__}, expected a dict")
     _check_json(metadata, "metadata")
-    size = len(canonical_json(metadata))
-    if size > METADATA_BYTES_MAX:
+    try:
+        encoded = canonical_json(metadata)
+    except ValueError as error:  # an integer beyond what Python reads back
+        raise InvalidTensorError(f"metadata cannot be written as JSON: {error}") from error
+    if len(encoded) > METADATA_BYTES_MAX:
         raise InvalidTensorError(
-            f"metadata is {size} bytes of JSON, at most {METADATA_BYTES_MAX} are allowed; "
+            f"metadata is {len(encoded)} bytes of JSON, at most {METADATA_BYTES_MAX} are allowed; "
             "stage what is large as a part"
         )
-    return metadata
+    return json.loads(encoded)
 
 
-def _check_json(value: Any, place: str) -> None:
+def _check_json(value: Any, place: str, depth: int = 0) -> None:
+    if depth > METADATA_DEPTH_MAX:
+        raise InvalidTensorError(
+            f"metadata is nested more than {METADATA_DEPTH_MAX} deep at {place[:100]}...; "
+            "flatten it"
+        )
     if isinstance(value, dict):
         for key, inner in value.items():
             if type(key) is not str:
                 raise InvalidTensorError(f"{place} has the key {key!r}, expected strings")
-            _check_json(inner, f"{place}[{key!r}]")
+            _check_json(inner, f"{place}[{key!r}]", depth + 1)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_json(inner, f"{place}[{index}]")
+            _check_json(inner, f"{place}[{index}]", depth + 1)
     elif value is not None and type(value) not in (str, int, float, bool):
         raise InvalidTensorError(
             f"{place} is a {type(value).__name__}, expected JSON: dict, list, str, int, float, "
@@ -365,6 +390,8 @@ def _check_json(value: Any, place: str) -> None:
 
 def encode_blobs(blobs: Mapping[str, bytes]) -> dict[str, str]:
     """Blobs as they stand in a record, or InvalidTensorError."""
+    if not isinstance(blobs, Mapping):
+        raise InvalidTensorError(f"blobs are a {type(blobs).__name__}, expected a dict")
     total = 0
     for name, blob in blobs.items():
         check_data_name("blob", name)
@@ -372,12 +399,12 @@ def encode_blobs(blobs: Mapping[str, bytes]) -> dict[str, str]:
             raise InvalidTensorError(
                 f"blob {name!r} is a {type(blob).__name__}, expected bytes"
             )
-        total += len(blob)
+        total += memoryview(blob).nbytes
     if total > BLOBS_BYTES_MAX:
         raise InvalidTensorError(
             f"blobs are {total} bytes in all, at most {BLOBS_BYTES_MAX} are allowed; stage what is "
             "large as a part"
         )
-    return {name: base64.b64encode(blob).decode("ascii") for name, blob in blobs.items()}
+    return {name: base64.b64encode(bytes(blob)).decode("ascii") for name, blob in blobs.items()}
 
 

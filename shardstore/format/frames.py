@@ -131,8 +131,8 @@ def judge_tail(data: bytes, bad: BadFrame, *, salt: str, seq: int) -> BadFrame |
                 expected=f"a frame with sequence number {seq}",
                 found=bad.found,
             )
-    for begin, end in _regions(data, offset):
-        damage = _untorn(data, begin, end)
+    for begin, end, follows_zeros in _regions(data, offset, salt):
+        damage = _untorn(data, begin, end, follows_zeros=follows_zeros)
         if damage is not None:
             return bad if begin == offset else damage
     return True
@@ -164,16 +164,21 @@ def _later_frames(data: bytes, offset: int) -> Iterator[Frame]:
                 yield frame
 
 
-def _regions(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
-    """The non-zero stretches from offset to the end of the segment, in whole blocks."""
-    at = offset
+def _regions(data: bytes, offset: int, salt: str) -> Iterator[tuple[int, int, bool]]:
+    """The bad stretches from offset to the end of the segment, in whole blocks; each with whether
+    zero blocks lie before it, which may be the lost beginning of its frame."""
+    at = before = offset
     while at < len(data):
         if is_zero(data, at, at + BLOCK):
             at += BLOCK
             continue
+        frame = parse_frame(data, at) if data[at : at + 4] == RECORD_MAGIC else None
+        if isinstance(frame, Frame) and frame.salt == salt:
+            at = before = frame.end
+            continue
         end = at + _claimed_bytes(data, at)
-        yield at, end
-        at = end
+        yield at, end, at > before
+        at = before = end
 
 
 def _claimed_bytes(data: bytes, offset: int) -> int:
@@ -187,7 +192,7 @@ def _claimed_bytes(data: bytes, offset: int) -> int:
     return end - offset
 
 
-def _untorn(data: bytes, begin: int, end: int) -> BadFrame | None:
+def _untorn(data: bytes, begin: int, end: int, *, follows_zeros: bool) -> BadFrame | None:
     """None if the region may be an interrupted write over zeros, else what speaks against it."""
     region = data[begin:end].ljust(end - begin, b"\0")
     for at in range(0, len(region), WORD):
@@ -199,7 +204,7 @@ def _untorn(data: bytes, begin: int, end: int) -> BadFrame | None:
                 expected="eight bytes that are all zero or all non-zero",
                 found=word.hex(),
             )
-    sector_missing = any(
+    sector_missing = follows_zeros or any(
         is_zero(region, at, at + SECTOR) for at in range(0, len(region), SECTOR)
     )
     if sector_missing or is_zero(region, len(region) - WORD, len(region)):

@@ -197,11 +197,16 @@ def _declared(name: str, value: Any, file: str) -> tuple[TensorSpec, tuple[int, 
         expected = " ".join(DTYPE_SIZES)
         raise _wrong(f"tensor {name!r} has a bad dtype", file, expected, repr(dtype)[:200])
     for what, numbers in (("shape", shape), ("place", place)):
-        good = isinstance(numbers, list) and all(type(n) is int and 0 <= n <= OBJECT_BYTES_MAX for n in numbers)
+        good = isinstance(numbers, list) and all(map(_is_count, numbers))
         if not good or (what == "place" and len(numbers) != 2):
             found = repr(numbers)[:200]
             raise _wrong(f"tensor {name!r} has a bad {what}", file, "counts", found)
     return TensorSpec(name=name, dtype=dtype, shape=tuple(shape)), (place[0], place[1])
+
+
+def _is_count(value: Any) -> bool:
+    """A bool is no count, though Python says so."""
+    return type(value) is int and 0 <= value <= OBJECT_BYTES_MAX
 
 
 def _check_name(kind: str, name: str, file: str) -> None:

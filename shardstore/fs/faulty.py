@@ -207,13 +207,21 @@ class FaultyFileSystem:
         if self.after is not None:
             self.after(operation)
 
-    def perform(self, operation: Operation, call: Callable[[], _T]) -> _T:
-        """An operation with a result: it can fail before or after taking effect."""
+    def perform(
+        self,
+        operation: Operation,
+        call: Callable[[], _T],
+        give_back: Callable[[_T], None] | None = None,
+    ) -> _T:
+        """An operation with a result: it can fail before or after taking effect. What nobody
+        will receive is given back."""
         rule = self._begin(operation)
         if rule is not None and rule.effect != "after":
             _raise(rule, operation)
         result = call()
         if rule is not None:
+            if give_back is not None:
+                give_back(result)
             _raise(rule, operation)
         self._end(operation)
         return result
@@ -239,7 +247,9 @@ class FaultyFileSystem:
 
     def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> FaultyFile:
         operation = Operation(f"open_{mode}", path)
-        file = self.perform(operation, lambda: self.inner.open(path, mode, direct=direct))
+        file = self.perform(
+            operation, lambda: self.inner.open(path, mode, direct=direct), lambda file: file.close()
+        )
         return FaultyFile(self, file)
 
     def stat(self, path: str) -> FileStat:
@@ -265,7 +275,11 @@ class FaultyFileSystem:
         self.change(operation, lambda: self.inner.sync_directory(path))
 
     def lock(self, path: str, owner: str) -> FaultyLock:
-        lock = self.perform(Operation("lock", path), lambda: self.inner.lock(path, owner))
+        lock = self.perform(
+            Operation("lock", path),
+            lambda: self.inner.lock(path, owner),
+            lambda lock: lock.release(),
+        )
         return FaultyLock(self, lock, path)
 
     def free_bytes(self, path: str) -> int:

@@ -111,6 +111,8 @@ class PosixFile:
 
     def pread(self, offset: int, buffer: bytearray | memoryview) -> int:
         with _named(self.path), memoryview(buffer) as whole, whole.cast("B") as view:
+            if offset < 0:  # -1 would mean the descriptor's own position
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             done = 0
             while done < len(view):
                 direct = self.direct  # another thread may leave it meanwhile
@@ -150,6 +152,8 @@ class PosixFile:
 
     def datasync(self) -> None:
         with _named(self.path):
+            if self._descriptor < 0:  # Python objects to it with another kind of error
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if _FULL_SYNC is None and hasattr(os, "fdatasync"):
                 os.fdatasync(self._descriptor)
             else:

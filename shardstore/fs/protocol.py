@@ -88,7 +88,8 @@ class FileSystem(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def sync_directory(self, path: str) -> None:
-        """Names created, renamed and removed in the directory survive a power cut."""
+        """Names created, renamed and removed in the directory survive a power cut. A rename between
+        two directories does once both are synced, the target's first."""
 
     def lock(self, path: str, owner: str) -> Lock:
         """Create `path` if needed and take its exclusive lock without waiting, then write `owner`

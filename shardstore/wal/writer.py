@@ -19,6 +19,7 @@ from shardstore.wal.reader import LogView, read_bytes
 
 PREWRITE_BYTES = 4 * 1024 * 1024
 COMMITS_PER_SEGMENT = 1000
+SEGMENT_BYTES = 16 * 1024 * 1024
 ZEROS = bytes(1024 * 1024)
 
 

@@ -1,0 +1,142 @@
+"""What the commands share: exit codes, parameters, consent, progress.
+
+Contract: 0 done, 4 damage (CorruptionError, findings), 8 could not run (the world is in the way:
+UnavailableError, PoisonedError, the operating system, nobody reading), 16 wrong usage. Commands
+that only read open the store for reading and change no byte. `output` prints.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardstore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    ShardStoreError,
+    StorageError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from shardstore.recovery import Plan
+    from shardstore.refs import Ref
+
+EXIT_OK = 0
+EXIT_CORRECTED = 1
+EXIT_DAMAGE = 4
+EXIT_UNAVAILABLE = 8
+EXIT_USAGE = 16
+EXIT_INTERRUPTED = 130
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Advance = Callable[[int], None]
+"""Called with the bytes that were done since the last call."""
+
+_CODES = "Exit codes: 0 done, 4 damage, 8 could not run, 16 wrong usage."
+
+
+def exit_code(error: ShardStoreError) -> int:
+    """The exit code that an error of the store stands for."""
+    if isinstance(error, CorruptionError):
+        return EXIT_DAMAGE
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_UNAVAILABLE
+
+
+def command(name: str, *, example: str, codes: str = _CODES) -> Callable[..., click.Command]:
+    """A click command whose help ends with an example and the exit codes."""
+    epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in example.splitlines())
+    return click.command(name, epilog=f"{epilog}\n\n{codes}", context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    })  # fmt: skip
+
+
+def parse_ref(text: str) -> Ref:
+    """A ref in the command line's spelling."""
+    from shardstore.refs import Ref  # late: most commands, and all help, do without
+
+    return Ref.parse(text)
+
+
+def path_argument(function: Function) -> Function:
+    return click.argument("path", type=click.Path())(function)
+
+
+def ref_argument(function: Function) -> Function:
+    return click.argument("ref", type=parse_ref, default="head", metavar="[REF]")(function)
+
+
+def json_option(function: Function) -> Function:
+    text = "Print JSON; NaN and infinities stand as strings."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
+
+
+def yes_option(function: Function) -> Function:
+    return click.option("--yes", is_flag=True, help="Do it without asking.")(function)
+
+
+def consent(what: str, *, yes: bool) -> None:
+    """Ask at a terminal; elsewhere the flag has to say yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"this would {what}; give --yes to do it (nobody is here to be asked)")
+    if not click.confirm(f"This will {what}. Go on?", err=True):
+        raise UsageError("nothing was changed")
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Advance]:
+    """A bar with the time left, on standard error and at a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    # Asked for late: drawing is the only thing that needs it, and it costs a command's start.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), DownloadColumn()),
+        *(TransferSpeedColumn(), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[str]:
+    """Reading a store below the public methods: gives the root as they spell it, and makes the
+    system's refusals of the store's files the store's errors."""
+    root = posixpath.normpath(path) if path else "."
+    try:
+        yield root
+    except OSError as error:
+        place = str(error.filename)
+        if not place.startswith(root):
+            raise
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            message = f"{root} is not a whole store: {place} does not exist"
+            raise NotAStoreError(message) from error
+        raise StorageError(
+            f"reading store {root} failed on {place}: {error.strerror}", errno=error.errno
+        ) from error
+
+
+def needs_recovery(plan: Plan) -> bool:
+    """Whether a crash left something to correct. Records whose sync is not proven alone are not
+    that: every orderly end leaves the last one so, and the next opening for writing sees to it."""
+    return plan.torn or bool(plan.abandoned) or plan.copied

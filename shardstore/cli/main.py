@@ -1,0 +1,116 @@
+"""The command `shardstore`: lists its subcommands, imports the one that is called.
+
+Contract: every way out of a command ends in one of the documented exit codes (`common`), an error
+is one line on standard error, and a reader that goes away early (`| head`) is no error worth a
+traceback. What the subcommands do stands in their own files.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import click
+
+from shardstore.cli.common import EXIT_INTERRUPTED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
+from shardstore.errors import ShardStoreError
+
+COMMANDS = {
+    "init": ("shardstore.cli.init", "Create an empty store."),
+    "info": ("shardstore.cli.info", "Where a store stands and how large it is."),
+    "log": ("shardstore.cli.log", "The history of commits, newest first."),
+    "ls": ("shardstore.cli.ls", "The tensors of a commit."),
+    "cat": ("shardstore.cli.cat", "One tensor: a summary, or its bytes."),
+    "fsck": ("shardstore.cli.fsck", "Look for damage; changes nothing."),
+    "recover": ("shardstore.cli.recover", "Finish or undo what a crash left."),
+    "snapshot": ("shardstore.cli.snapshot", "Name a commit and keep it, or delete a name."),
+    "snapshots": ("shardstore.cli.snapshots", "The snapshots by name."),
+    "rewind": ("shardstore.cli.rewind", "Move the head to a kept commit."),
+    "undo": ("shardstore.cli.undo", "Revert the newest rewind or deletion."),
+    "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
+}
+
+# Short-lived and without cycles to speak of: collecting while a log is replayed only costs time.
+_GC_THRESHOLDS = (200_000, 20, 20)
+
+
+class Root(click.Group):
+    """The group of all commands. `main` maps every outcome to an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table above, so that asking for help imports nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        code = self._outcome(words, prog_name or "shardstore", extra)
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+    def _outcome(self, args: list[str], prog_name: str, extra: dict[str, Any]) -> int:
+        try:
+            # Not click's own way out, which ends a broken pipe with 1: here that says "corrected".
+            with self.make_context(prog_name, args, **extra) as context:
+                code = self.invoke(context)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+        except click.exceptions.Exit as leaving:
+            return leaving.exit_code
+        except click.ClickException as error:
+            return _fail(error.format_message(), EXIT_USAGE)
+        except (click.Abort, KeyboardInterrupt):
+            return _fail("interrupted", EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            with suppress(OSError):
+                sys.stdout.close()  # else the interpreter tries once more, and complains
+            return EXIT_UNAVAILABLE
+        except ShardStoreError as error:
+            return _fail(str(error), exit_code(error))
+        except OSError as error:
+            place = f" on {error.filename}" if error.filename else ""
+            return _fail(f"the system refused{place}: {error.strerror or error}", EXIT_UNAVAILABLE)
+
+
+def _fail(message: str, code: int) -> int:
+    with suppress(OSError):
+        click.echo("error: " + " ".join(message.split()), err=True)
+    return code
+
+
+root = Root(
+    name="shardstore",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Look at and look after stores of tensor shards.\n\n"
+    "PATH is a store's directory. REF is head, NAME (a snapshot or branch), step:N or seq:N.",
+    epilog="Exit codes: 0 done, 4 damage found, 8 could not run, 16 wrong usage; 'recover' also "
+    "exits 1 where it corrected something.",
+)
+
+
+def main() -> None:
+    """The console script."""
+    gc.set_threshold(*_GC_THRESHOLDS)
+    root.main()

@@ -1,0 +1,177 @@
+"""Checks the whole log: each segment, what links them, and the fold of the newest one.
+
+Contract: reads only. A writer may be at work: the newest segment is read again before it is called
+damaged, and a segment that appears meanwhile starts the check afresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardstore.errors import CorruptionError
+from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file, segment_index
+from shardstore.fs.protocol import FileSystem
+from shardstore.fsck.findings import LOG_ADVICE, Finding, damage, from_error, note, unreadable
+from shardstore.fsck.scan import SegmentScan, scan_segment
+from shardstore.wal.reader import (
+    REREADS,
+    LogView,
+    fold,
+    list_segments,
+    read_bytes,
+    read_log,
+)
+from shardstore.wal.state import State
+
+
+@dataclass(slots=True, kw_only=True)
+class LogCheck:
+    """What the log said."""
+
+    findings: list[Finding] = field(default_factory=list)
+    segments: int = 0
+    records: int = 0
+    newest: SegmentScan | None = None
+    view: LogView | None = None
+    """The state, where the newest segment is sound."""
+    state: State | None = None
+    """`view.state`, or what the records before the damage add up to."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Grows whenever the store changes."""
+        newest = self.newest
+        if newest is None or not newest.records:
+            return (self.segments, 0)
+        return (newest.index, newest.records[-1].seq)
+
+
+def check_log(fs: FileSystem, root: str, uuid: str | None) -> LogCheck:
+    """Everything about the log. `uuid` is None where STORE is damaged."""
+    for _ in range(REREADS):
+        try:
+            indices = list_segments(fs, root)
+        except FileNotFoundError as error:
+            return LogCheck(findings=[unreadable(f"{root}/{WAL_DIRECTORY}", error)])
+        check = _check_segments(fs, root, indices, uuid)
+        if not any(finding.is_damage for finding in check.findings):
+            break
+        if list_segments(fs, root) == indices and not _grew(fs, root, check):
+            break
+    _check_directory(fs, root, check)
+    return check
+
+
+def _check_segments(fs: FileSystem, root: str, indices: list[int], uuid: str | None) -> LogCheck:
+    check = LogCheck(segments=len(indices))
+    directory = f"{root}/{WAL_DIRECTORY}"
+    if not indices:
+        check.findings.append(
+            damage("the log has no segment", directory, expected="one", found="none",
+                   advice=LOG_ADVICE)
+        )  # fmt: skip
+        return check
+    for index in sorted({*range(indices[-1])} - {*indices}):
+        check.findings.append(
+            damage("a segment of the log is missing", f"{root}/{segment_file(index)}",
+                   expected="a file", found="none", advice=LOG_ADVICE)
+        )  # fmt: skip
+    successor: SegmentScan | None = None
+    for index in reversed(indices):
+        scan = _read(fs, root, index, successor, newest=index == indices[-1])
+        _check_header(scan, uuid)
+        if successor is not None:
+            check.findings += _link_findings(successor, scan)
+        check.findings = scan.findings + check.findings
+        check.records += len(scan.records)
+        successor = scan
+        if index == indices[-1]:
+            check.newest = scan
+    _fold_newest(fs, root, check)
+    return check
+
+
+def _read(
+    fs: FileSystem, root: str, index: int, successor: SegmentScan | None, *, newest: bool
+) -> SegmentScan:
+    path = f"{root}/{segment_file(index)}"
+    cut = None
+    if successor is not None and successor.index == index + 1 and successor.header:
+        cut = int((successor.header["predecessor"] or {"cut": 0})["cut"])
+    scan = SegmentScan(file=path, index=index, size=0)
+    for _ in range(REREADS if newest else 1):
+        try:
+            scan = scan_segment(read_bytes(fs, path), path, index, cut=cut)
+        except OSError as error:
+            scan.findings.append(unreadable(path, error))
+            return scan
+        if not scan.damaged:
+            break
+    return scan
+
+
+def _check_header(scan: SegmentScan, uuid: str | None) -> None:
+    header = scan.header
+    if not header:
+        return
+    for what, expected, found in (
+        ("store", uuid or header["uuid"], header["uuid"]),
+        ("version", 0, header["version"]),
+        ("predecessor", scan.index > 0, header["predecessor"] is not None),
+    ):
+        if expected != found:
+            scan.findings.append(
+                damage(f"segment header: {what}", scan.file, 0, expected=expected, found=found,
+                       advice=LOG_ADVICE)
+            )  # fmt: skip
+
+
+def _link_findings(successor: SegmentScan, scan: SegmentScan) -> list[Finding]:
+    """Whether a segment says of its predecessor what is there."""
+    link = successor.header.get("predecessor")
+    if not link or scan.index != successor.index - 1 or scan.damaged or not scan.records:
+        return []
+    last = scan.records[-1]
+    found = {"index": scan.index, "cut": scan.end, "seq": last.seq, "chain": last.chain}
+    return [
+        damage(f"segment header: the predecessor's {key}", successor.file, 0,
+               expected=found[key], found=link[key], advice=LOG_ADVICE)
+        for key in found
+        if link[key] != found[key]
+    ]  # fmt: skip
+
+
+def _fold_newest(fs: FileSystem, root: str, check: LogCheck) -> None:
+    scan = check.newest
+    assert scan is not None
+    try:
+        if not scan.damaged:
+            check.view = read_log(fs, root)
+            check.state = check.view.state
+            return
+        copies = int(scan.header.get("copies", 0)) if scan.header else 0
+        whole = scan.records[: scan.whole_count]
+        if len(whole) > copies and whole[copies].body["type"] == "open":
+            check.state = fold(whole, copies, root)
+    except CorruptionError as error:
+        check.findings.append(from_error(error, advice=LOG_ADVICE))
+
+
+def _grew(fs: FileSystem, root: str, check: LogCheck) -> bool:
+    """Whether a writer added records since the check read the newest segment."""
+    if check.newest is None:
+        return False
+    fresh = _read(fs, root, check.newest.index, None, newest=True)
+    return len(fresh.records) != len(check.newest.records)
+
+
+def _check_directory(fs: FileSystem, root: str, check: LogCheck) -> None:
+    directory = f"{root}/{WAL_DIRECTORY}"
+    for name in fs.list_directory(directory):
+        if name == SEGMENT_TEMPORARY:
+            check.findings.append(
+                note("a segment that was being made; the next opening replaces it",
+                     f"{directory}/{name}")
+            )  # fmt: skip
+        elif segment_index(name) is None:
+            check.findings.append(note("not a file of the store", f"{directory}/{name}"))

@@ -1,0 +1,134 @@
+"""The history: every record of every segment, and which commits the current line stands on.
+
+Contract: reads only, one segment at a time, so that asking for the newest few costs the newest
+segment. History stays across rewinds: a commit that a rewind left behind is still here, marked as
+not effective. Of several commits of one step on the current line the newest is the effective one.
+Damage raises CorruptionError where it is reached; records newer than it have been given by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from shardstore.errors import CorruptionError
+from shardstore.format.names import segment_file
+from shardstore.fs.protocol import FileSystem
+from shardstore.wal.reader import LogRecord, Segment, list_segments, read_log, read_segment
+from shardstore.wal.state import State
+
+EFFECTIVE, REPEATED, REWOUND = "effective", "repeated", "rewound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One record of the log, as history tells it."""
+
+    seq: int
+    type: str
+    time: float
+    id: str
+    """Chain hash of the record; of a commit its identity."""
+    step: int | None
+    """Of the commit that the record makes, names or moves to; None for the others."""
+    status: str | None
+    """Of a commit: effective, repeated (a newer commit of its step follows on the current line)
+    or rewound (on no line that leads to the head). None for other records."""
+    kept: bool
+    """Whether the commit can still be named."""
+    body: Mapping[str, Any]
+
+    @property
+    def effective(self) -> bool:
+        return self.status == EFFECTIVE
+
+    def to_json(self) -> dict[str, Any]:
+        """What `log` exports: small fields, metadata in full, no manifests and no blobs."""
+        value: dict[str, Any] = {"seq": self.seq, "type": self.type, "time": self.time}
+        value |= {"id": self.id, "step": self.step}
+        if self.type == "commit":
+            value |= {"status": self.status, "effective": self.effective, "kept": self.kept}
+        return value | {key: self.body[key] for key in _FIELDS[self.type] if key in self.body}
+
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "open": ("reason", "pid", "host", "abandoned"),
+    "commit": ("branch", "line", "parent", "metadata"),
+    "snapshot": ("name", "target"),
+    "delete": ("name",),
+    "rewind": ("branch", "new_line"),
+    "undo": ("entry", "new_line"),
+}
+
+
+def read_history(
+    fs: FileSystem,
+    root: str,
+    *,
+    commits_only: bool = True,
+    limit: int | None = None,
+    oldest_first: bool = False,
+) -> Iterator[Entry]:
+    """Records, newest first; `limit` counts from the newest in either order."""
+    entries = islice(_newest_first(fs, root, commits_only), limit)
+    return iter(list(entries)[::-1]) if oldest_first else entries
+
+
+def _newest_first(fs: FileSystem, root: str, commits_only: bool) -> Iterator[Entry]:
+    view = read_log(fs, root)
+    steps: set[int] = set()
+    for record in _records(fs, root, view.segment, view.records):
+        if not commits_only or record.body["type"] == "commit":
+            yield _entry(record, view.state, steps)
+
+
+def _records(
+    fs: FileSystem, root: str, newest: Segment, accepted: list[LogRecord]
+) -> Iterator[LogRecord]:
+    """All records that count, each once: copies stand in the segment that took over."""
+    yield from reversed(accepted)
+    header = newest.header
+    indices = set(list_segments(fs, root))
+    while header["predecessor"] is not None:
+        index, cut = int(header["predecessor"]["index"]), int(header["predecessor"]["cut"])
+        if index not in indices:
+            path = f"{root}/{segment_file(index)}"
+            raise CorruptionError("a segment of the log is missing", file=path)
+        segment = read_segment(fs, root, index, cut=cut)
+        yield from reversed(segment.records)
+        header = segment.header
+
+
+def _entry(record: LogRecord, state: State, steps: set[int]) -> Entry:
+    body = record.body
+    kind = str(body["type"])
+    status: str | None = None
+    if kind == "commit":
+        status = _status(body, state, steps)
+    return Entry(
+        seq=record.seq,
+        type=kind,
+        time=body["time"],
+        id=record.chain,
+        step=_step(body),
+        status=status,
+        kept=record.seq in state.commits
+        or any(snapshot.seq == record.seq for snapshot in state.snapshots.values()),
+        body=body,
+    )
+
+
+def _status(body: Mapping[str, Any], state: State, steps: set[int]) -> str:
+    if not state.on_line(state.line, body["line"], body["seq"]):
+        return REWOUND
+    if body["step"] in steps:
+        return REPEATED
+    steps.add(body["step"])
+    return EFFECTIVE
+
+
+def _step(body: Mapping[str, Any]) -> int | None:
+    step = body["commit"]["step"] if body["type"] == "rewind" else body.get("step")
+    return None if step is None else int(step)

@@ -1,0 +1,80 @@
+"""What users see of commits, snapshots and tensors: values that share nothing with the store.
+
+`format.manifest` has the descriptors that stand in records; the functions here turn them around.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.format.layout import TensorEntry
+from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What users see of a commit."""
+
+    seq: int
+    step: int
+    branch: str
+    durable: bool
+    time: float
+    """Seconds since 1970 when it was made."""
+    id: str
+    """Chain hash: its identity."""
+    metadata: Mapping[str, Any]
+    blobs: Mapping[str, bytes]
+    parts: frozenset[Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What users see of a snapshot."""
+
+    name: str
+    seq: int
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """One row of what a commit holds."""
+
+    shard: str
+    part: str
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+def commit_view(commit: CommitInfo) -> Commit:
+    """A copy: changing its metadata must not change the store's state."""
+    return Commit(
+        seq=commit.seq,
+        step=commit.step,
+        branch=commit.branch,
+        durable=True,
+        time=commit.time,
+        id=commit.chain,
+        metadata=copy.deepcopy(commit.metadata),
+        blobs={name: base64.b64decode(text) for name, text in commit.blobs.items()},
+        parts=frozenset(commit.manifest),
+    )
+
+
+def snapshot_view(info: SnapshotInfo) -> Snapshot:
+    return Snapshot(name=info.name, seq=info.seq, step=info.step, time=info.time)
+
+
+def tensor_view(shard: str, part: str, entry: TensorEntry, digest: str) -> TensorInfo:
+    spec = entry.spec
+    return TensorInfo(
+        shard=shard, part=part, tensor=spec.name, dtype=spec.dtype, shape=spec.shape, digest=digest
+    )
