@@ -7,14 +7,21 @@
             txn.stage("block_000", "params", {"w": w})
             txn.commit(metadata={"loss": 9.1})
 
-Importing this never imports torch; `shardstore.torch` does. Errors are in `shardstore.errors`.
+Importing this never imports torch; `shardstore.torch` does. Errors are in `shardstore.errors`. The
+names below are imported when they are first asked for, so that commands start quickly.
 """
 
-from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
-from shardstore.refs import Ref
-from shardstore.store import Store
-from shardstore.transaction import Transaction
-from shardstore.views import Commit, Snapshot, TensorInfo
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
+    from shardstore.refs import Ref
+    from shardstore.store import Store
+    from shardstore.transaction import Transaction
+    from shardstore.views import Commit, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +36,24 @@ __all__ = [
     "UnavailableError",
     "UsageError",
 ]
+
+_HOMES = {
+    "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
+    "refs": ("Ref",),
+    "store": ("Store",),
+    "transaction": ("Transaction",),
+    "views": ("Commit", "Snapshot", "TensorInfo"),
+}
+_HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

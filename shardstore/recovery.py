@@ -111,7 +111,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     fs.sync_directory(root)
     fs.rename(f"{root}/{_STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
     fs.sync_directory(root)
-    fs.sync_directory(posixpath.dirname(root) or ".")
+    _sync_parent(fs, root)
 
 
 def store_text(uuid: str) -> bytes:
@@ -142,11 +142,11 @@ def read_store_file(fs: FileSystem, root: str) -> str:
             f"{root} has format version {int(version)}, this library reads versions up to "
             f"{FORMAT_VERSION}; install a newer shardstore"
         )
-    uuid = lines[2].removeprefix(b"uuid ").decode("ascii", "replace") if len(lines) > 2 else ""
-    if text != store_text(uuid):
+    uuid = lines[2].removeprefix(b"uuid ") if len(lines) > 2 else b""
+    if not uuid.isascii() or text != store_text(uuid.decode("ascii")):
         raise CorruptionError("damaged STORE file", file=path, offset=0,
                               expected="its digest to agree", found="another")  # fmt: skip
-    return uuid
+    return uuid.decode("ascii")
 
 
 def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
@@ -186,9 +186,7 @@ def open_for_write(
         opening=opening,
         prewrite=settings.prewrite_bytes,
     )
-    session = Session(
-        fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening
-    )
+    session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
     session.writer = writer
     try:
         session.slots = SlotTable(fs, root, view.state.needed())
@@ -217,6 +215,7 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     for directory in (OBJECTS_DIRECTORY, WAL_DIRECTORY):
         fs.sync_directory(f"{root}/{directory}")
     fs.sync_directory(root)
+    _sync_parent(fs, root)
     unproven = set() if view.last.body["durable"] and not view.copied else view.state.needed()
     for slot in sorted(unproven):
         _sync_file(fs, f"{root}/{slot_file(slot)}")
@@ -259,6 +258,15 @@ def _identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]
         "pid": pid,
         "host": host,
     }
+
+
+def _sync_parent(fs: FileSystem, root: str) -> None:
+    """Make the store's own name durable. Whoever may not read the directory above did not create
+    the store in it."""
+    try:
+        fs.sync_directory(posixpath.dirname(root) or ".")
+    except PermissionError:
+        return
 
 
 def _names(fs: FileSystem, root: str) -> set[str]:

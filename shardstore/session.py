@@ -8,8 +8,7 @@ order of the commit protocol stands. Everything that changes the store holds `lo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,17 +21,12 @@ from shardstore.errors import (
     StepMovedOnError,
     StorageError,
 )
-from shardstore.format.layout import (
-    ObjectHeader,
-    ObjectLayout,
-    check_data,
-    header_length,
-    object_digest,
-    parse_header,
-)
+from shardstore.format.layout import ObjectHeader, ObjectLayout, object_digest
 from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
+from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
+from shardstore.objects import PIECE_BYTES, ObjectReader
 from shardstore.slots import SlotTable
 from shardstore.wal.reader import list_segments
 from shardstore.wal.state import State
@@ -46,7 +40,6 @@ from shardstore.wal.writer import (
     make_segment,
 )
 
-PIECE_BYTES = 16 * 1024 * 1024
 Trace = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and fields, on the thread that acts, before it acts."""
 
@@ -101,6 +94,7 @@ class Session:
         self.opening = opening
         self.epoch = int(opening["epoch"])
         self.pool = BufferPool()
+        self.objects = ObjectReader(fs, root)
         self.lock = threading.RLock()
         self.writer: SegmentWriter | None = None
         self.slots: SlotTable | None = None
@@ -140,15 +134,7 @@ class Session:
 
     def storage_error(self, doing: str, error: OSError, *, needed: int = 0) -> StorageError:
         """The store's error for one of the operating system's, with the space that there is."""
-        space = ""
-        if needed:
-            try:
-                space = f"; {needed} bytes needed, {self.fs.free_bytes(self.root)} free"
-            except OSError:
-                space = f"; {needed} bytes needed"
-        name = error.filename or self.root
-        message = f"{doing} failed on {name}: {error.strerror or error}{space}"
-        return StorageError(message, errno=error.errno)
+        return storage_error(self.fs, self.root, doing, error, needed=needed)
 
     # ------------------------------------------------------------------ objects
 
@@ -215,52 +201,13 @@ class Session:
         self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
         buffer = into or self.pool.acquire(reference.size)
         try:
-            return buffer, self._read_checked(part, reference, source.step, buffer)
+            return buffer, self.objects.read(part, reference, source.step, buffer)
         except BaseException as error:
             if into is None:
                 buffer.release()
             if isinstance(error, CorruptionError) and self._moved_on(source):
                 raise self._moved_on_error(part, source) from error
             raise
-
-    def _read_checked(
-        self, part: Part, reference: ObjectRef, step: int, buffer: Buffer
-    ) -> ObjectHeader:
-        path, what = self._describe(part, reference, step)
-        file = self._open_object(path, what, reference, direct=buffer.aligned)
-        view = buffer.view[: reference.size]
-        try:
-            for at in range(0, reference.size, PIECE_BYTES):
-                file.pread(at, view[at : at + PIECE_BYTES])
-        except OSError as error:
-            raise self.storage_error("reading an object", error) from error
-        finally:
-            close_quietly(file)
-        return check_object(view, part, reference, path, what)
-
-    def _describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
-        what = f"object of shard {part[0]!r} part {part[1]!r} at step {step} of store {self.root}"
-        return self.path(slot_file(reference.slot)), what
-
-    def _open_object(self, path: str, what: str, reference: ObjectRef, *, direct: bool) -> File:
-        try:
-            file = self.fs.open(path, "read", direct=direct)
-        except FileNotFoundError:
-            raise CorruptionError(f"{what}: the file is missing", file=path) from None
-        except OSError as error:
-            raise self.storage_error("opening an object", error) from error
-        try:
-            found = file.size()
-        except OSError as error:
-            close_quietly(file)
-            raise self.storage_error("reading an object", error) from error
-        if found != reference.size:
-            close_quietly(file)
-            raise CorruptionError(
-                f"{what}: size", file=path, offset=min(found, reference.size),
-                expected=reference.size, found=found,
-            )  # fmt: skip
-        return file
 
     def _moved_on_error(self, part: Part, source: Source) -> StepMovedOnError:
         return StepMovedOnError(
@@ -272,27 +219,11 @@ class Session:
         """Read and verify an object's header region only."""
         self.check_open()
         try:
-            return self._read_header(part, reference, source.step)
+            return self.objects.read_header(part, reference, source.step)
         except CorruptionError as error:
             if self._moved_on(source):
                 raise self._moved_on_error(part, source) from error
             raise
-
-    def _read_header(self, part: Part, reference: ObjectRef, step: int) -> ObjectHeader:
-        path, what = self._describe(part, reference, step)
-        file = self._open_object(path, what, reference, direct=False)
-        try:
-            first = bytearray(8)
-            file.pread(0, first)
-            with _naming(what):
-                size = header_length(first, file=path, file_size=reference.size)
-            region = bytearray(size)
-            file.pread(0, region)
-        except OSError as error:
-            raise self.storage_error("reading an object", error) from error
-        finally:
-            close_quietly(file)
-        return check_header(memoryview(region), part, reference, path, what)
 
     def newest_state(self) -> State:
         """The state as the log has it now; the writer's own is always that."""
@@ -424,64 +355,9 @@ class Session:
         self._closed = True
 
 
-def close_quietly(file: File | SegmentWriter) -> None:
-    """Close what was synced, or is given up: a failure to close changes nothing any more."""
-    try:
-        file.close()
-    except OSError:
-        return
-
-
 def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
     """Give back the zeros of a sealed segment; where that fails they only take space."""
     try:
         cut_zeros(fs, root, index)
     except OSError:
         return
-
-
-def check_object(
-    data: memoryview, part: Part, reference: ObjectRef, path: str, what: str
-) -> ObjectHeader:
-    """Verify an object's bytes against its reference, or CorruptionError with the place."""
-    with _naming(what):
-        size = header_length(data[:8], file=path, file_size=len(data))
-    header = check_header(data[:size], part, reference, path, what)
-    with _naming(what):
-        check_data(header, data, file=path)
-    return header
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Damage found in bytes alone is told with the object that they should be."""
-    try:
-        yield
-    except CorruptionError as error:
-        raise CorruptionError(
-            f"{what}: {error.what}",
-            file=error.file,
-            offset=error.offset,
-            expected=error.expected,
-            found=error.found,
-        ) from None
-
-
-def check_header(
-    region: memoryview, part: Part, reference: ObjectRef, path: str, what: str
-) -> ObjectHeader:
-    """Verify a header region against the reference that the manifest holds."""
-    found = object_digest(region)
-    if found != reference.digest:
-        raise CorruptionError(
-            f"{what}: digest of the header", file=path, offset=0, expected=reference.digest,
-            found=found,
-        )  # fmt: skip
-    with _naming(what):
-        header = parse_header(region, file=path)
-    names = (header.label.shard, header.label.part)
-    if names != part:
-        raise CorruptionError(
-            f"{what}: names in the header", file=path, offset=0, expected=part, found=names
-        )
-    return header

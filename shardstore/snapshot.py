@@ -59,7 +59,7 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
             "chain": commit.chain,
             "line": commit.line,
             "step": commit.step,
-            "reference": written.reference.to_json(),
+            "reference": list(written.reference),
             "slots": slots,
         },
         [written],

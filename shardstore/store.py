@@ -6,10 +6,8 @@ change the store run one at a time. Loaded objects own their buffers until they 
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
@@ -19,7 +17,6 @@ from shardstore import recovery, refs, snapshot
 from shardstore.buffers import Buffer
 from shardstore.errors import (
     CorruptionError,
-    LockedError,
     NotAStoreError,
     PartNotFoundError,
     StorageError,
@@ -31,8 +28,9 @@ from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part, UndoEntry
 from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
-from shardstore.fs.protocol import FileSystem, Lock, LockHeld
+from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
+from shardstore.locking import take_lock
 from shardstore.refs import Ref
 from shardstore.session import Session, Settings, Trace
 from shardstore.transaction import Transaction
@@ -126,7 +124,7 @@ class Store:
                     f"{root} is not a store: it has no file {STORE_FILE}; create one with "
                     f"'shardstore init {root}'"
                 )
-            lock = _take_lock(system, root)
+            lock = take_lock(system, root)
         except OSError as error:
             raise _opening_failed(root, error) from error
         try:
@@ -261,9 +259,7 @@ class Store:
                 "'shardstore ls' lists what it has"
             )
         caller = Buffer.wrap(into, reference.size) if into is not None else None
-        return self._track(
-            *self._session.read_object((shard, part), reference, commit, caller)
-        )
+        return self._track(*self._session.read_object((shard, part), reference, commit, caller))
 
     def size_of(self, shard: str, part: str, at: Ref | str = Ref.head) -> int:
         """Bytes of the object that holds a part, what `load(into=...)` needs."""
@@ -358,28 +354,6 @@ class Store:
         return snapshot.open_commit(self._session, refs.resolve(self._session.state, ref))
 
 
-def holder_text(text: str) -> str:
-    """What the lock's holder wrote about itself, in words."""
-    try:
-        holder = json.loads(text)
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
-
-
-def _take_lock(fs: FileSystem, root: str) -> Lock:
-    pid, host = fs.process()
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fs.now()))
-    owner = json.dumps({"pid": pid, "host": host, "since": since})
-    try:
-        return fs.lock(f"{root}/{LOCK_FILE}", owner)
-    except LockHeld as error:
-        raise LockedError(
-            f"store {root} is being written by {holder_text(error.holder)}; "
-            "one writer at a time, readers are welcome"
-        ) from None
-
-
 def _make_root(fs: FileSystem, root: str) -> None:
     try:
         fs.make_directory(root)
@@ -400,9 +374,7 @@ def _opening_failed(root: str, error: OSError) -> Exception:
     )
 
 
-def _place(
-    path: str | os.PathLike[str], fs: FileSystem | None
-) -> tuple[FileSystem, str]:
+def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
     """The file system and the root; on the real one absolute: the process may change directory."""
     text = os.fsdecode(path)
     if fs is None:

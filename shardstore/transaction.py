@@ -7,8 +7,6 @@ time may use a transaction.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -18,12 +16,11 @@ from shardstore.codecs import raw
 from shardstore.errors import (
     IncompleteCommitError,
     InvalidNameError,
-    InvalidTensorError,
     PartNotFoundError,
     ShardStoreError,
     TransactionError,
 )
-from shardstore.format.digests import ZERO_DIGEST, canonical_json, expect_digest
+from shardstore.format.digests import ZERO_DIGEST, expect_digest
 from shardstore.format.layout import (
     ObjectHeader,
     ObjectLabel,
@@ -40,15 +37,11 @@ from shardstore.format.manifest import (
 )
 from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
+from shardstore.metadata import check_metadata, encode_blobs
 from shardstore.retention import unkept_after_commit
 from shardstore.session import Session, WrittenObject
 from shardstore.views import Commit, commit_view
 from shardstore.wal.state import changed_parts
-
-METADATA_BYTES_MAX = 1024 * 1024
-METADATA_DEPTH_MAX = 64
-"""Deeper ones could be written on a shallow stack and not be read on a deep one."""
-BLOBS_BYTES_MAX = 1024 * 1024
 
 
 class Transaction:
@@ -234,7 +227,7 @@ class Transaction:
             "parent_chain": parent.chain if parent else ZERO_DIGEST,
             "txn": self._id,
             "expect": expect_digest(manifest),
-            "put": [[*key, manifest[key].to_json()] for key in put],
+            "put": [[*key, list(manifest[key])] for key in put],
             "remove": [list(key) for key in remove],
             "manifest_digest": manifest_digest(manifest),
             "metadata": metadata,
@@ -256,9 +249,7 @@ class Transaction:
             self._checkouts.pop(id(checkout), None)
             buffer.release()
 
-    def _write(
-        self, key: Part, buffer: Buffer, layout: ObjectLayout, digests: list[str]
-    ) -> None:
+    def _write(self, key: Part, buffer: Buffer, layout: ObjectLayout, digests: list[str]) -> None:
         session = self._session
         with session.lock:
             write = session.next_write_id()
@@ -348,63 +339,3 @@ def _expected(expect: Iterable[Part] | None) -> frozenset[Part] | None:
             raise InvalidNameError(f"expect holds {pair!r}, expected (shard, part) pairs")
         parts.add((check_data_name("shard", pair[0]), check_data_name("part", pair[1])))
     return frozenset(parts)
-
-
-def check_metadata(metadata: Mapping[str, Any]) -> Any:
-    """A copy that reads back exactly, or InvalidTensorError naming the offending place."""
-    if not isinstance(metadata, dict):
-        raise InvalidTensorError(f"metadata is a {type(metadata).__name__}, expected a dict")
-    _check_json(metadata, "metadata")
-    try:
-        encoded = canonical_json(metadata)
-    except ValueError as error:  # an integer beyond what Python reads back
-        raise InvalidTensorError(f"metadata cannot be written as JSON: {error}") from error
-    if len(encoded) > METADATA_BYTES_MAX:
-        raise InvalidTensorError(
-            f"metadata is {len(encoded)} bytes of JSON, at most {METADATA_BYTES_MAX} are allowed; "
-            "stage what is large as a part"
-        )
-    return json.loads(encoded)
-
-
-def _check_json(value: Any, place: str, depth: int = 0) -> None:
-    if depth > METADATA_DEPTH_MAX:
-        raise InvalidTensorError(
-            f"metadata is nested more than {METADATA_DEPTH_MAX} deep at {place[:100]}...; "
-            "flatten it"
-        )
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if type(key) is not str:
-                raise InvalidTensorError(f"{place} has the key {key!r}, expected strings")
-            _check_json(inner, f"{place}[{key!r}]", depth + 1)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            _check_json(inner, f"{place}[{index}]", depth + 1)
-    elif value is not None and type(value) not in (str, int, float, bool):
-        raise InvalidTensorError(
-            f"{place} is a {type(value).__name__}, expected JSON: dict, list, str, int, float, "
-            "bool or None"
-        )
-
-
-def encode_blobs(blobs: Mapping[str, bytes]) -> dict[str, str]:
-    """Blobs as they stand in a record, or InvalidTensorError."""
-    if not isinstance(blobs, Mapping):
-        raise InvalidTensorError(f"blobs are a {type(blobs).__name__}, expected a dict")
-    total = 0
-    for name, blob in blobs.items():
-        check_data_name("blob", name)
-        if not isinstance(blob, bytes | bytearray | memoryview):
-            raise InvalidTensorError(
-                f"blob {name!r} is a {type(blob).__name__}, expected bytes"
-            )
-        total += memoryview(blob).nbytes
-    if total > BLOBS_BYTES_MAX:
-        raise InvalidTensorError(
-            f"blobs are {total} bytes in all, at most {BLOBS_BYTES_MAX} are allowed; stage what is "
-            "large as a part"
-        )
-    return {name: base64.b64encode(bytes(blob)).decode("ascii") for name, blob in blobs.items()}
-
-

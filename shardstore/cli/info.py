@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardstore.cli.common import command, json_option, needs_recovery, path_argument, reading
+from shardstore.cli.common import command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, facts, size_text, time_text
 from shardstore.errors import StepMovedOnError
 from shardstore.format.digests import StateRow, state_digest
@@ -17,7 +17,7 @@ from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_number
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
-from shardstore.recovery import FORMAT_VERSION, Plan, plan, read_store_file
+from shardstore.recovery import FORMAT_VERSION, read_store_file
 from shardstore.session import Session, Settings
 from shardstore.wal.reader import LogView, read_log
 
@@ -53,7 +53,7 @@ def gather(fs: FileSystem, root: str) -> dict[str, Any]:
 
 def _gather(fs: FileSystem, root: str) -> dict[str, Any]:
     uuid = read_store_file(fs, root)
-    found, view = plan(fs, root)
+    view = read_log(fs, root)
     state, head = view.state, view.state.head
     return {
         "path": root,
@@ -71,7 +71,7 @@ def _gather(fs: FileSystem, root: str) -> dict[str, Any]:
         "snapshots": len(state.snapshots),
         "kept_commits": len({*state.commits, *(s.seq for s in state.snapshots.values())}),
         "disk_bytes": _disk_bytes(fs, root, state.needed()),
-        "recovery": _recovery(found),
+        "recovery": _recovery(view),
     }
 
 
@@ -118,8 +118,14 @@ def _disk_bytes(fs: FileSystem, root: str, needed: set[int]) -> dict[str, int]:
     return sizes
 
 
-def _recovery(found: Plan) -> dict[str, Any]:
-    return {"needed": needs_recovery(found), "plan": found.lines()}
+def _recovery(view: LogView) -> dict[str, Any]:
+    """What `recover` would correct, as in `common.needs_recovery`."""
+    left = {
+        "torn": view.segment.torn,
+        "abandoned": [record.seq for record in view.abandoned],
+        "copied": view.copied,
+    }
+    return {"needed": any(left.values()), **left}
 
 
 def _show(values: dict[str, Any]) -> None:

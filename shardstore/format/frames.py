@@ -6,6 +6,7 @@ torn tail only if it looks as an interrupted write over zeros leaves it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ def judge_tail(data: bytes, bad: BadFrame, *, salt: str, seq: int) -> BadFrame |
                 expected=f"a frame with sequence number {seq}",
                 found=bad.found,
             )
-    for begin, end, follows_zeros in _regions(data, offset, salt):
+    for begin, end, follows_zeros in _regions(data, offset, salt, seq):
         damage = _untorn(data, begin, end, follows_zeros=follows_zeros)
         if damage is not None:
             return bad if begin == offset else damage
@@ -164,7 +165,7 @@ def _later_frames(data: bytes, offset: int) -> Iterator[Frame]:
                 yield frame
 
 
-def _regions(data: bytes, offset: int, salt: str) -> Iterator[tuple[int, int, bool]]:
+def _regions(data: bytes, offset: int, salt: str, seq: int) -> Iterator[tuple[int, int, bool]]:
     """The bad stretches from offset to the end of the segment, in whole blocks; each with whether
     zero blocks lie before it, which may be the lost beginning of its frame."""
     at = before = offset
@@ -172,13 +173,23 @@ def _regions(data: bytes, offset: int, salt: str) -> Iterator[tuple[int, int, bo
         if is_zero(data, at, at + BLOCK):
             at += BLOCK
             continue
-        frame = parse_frame(data, at) if data[at : at + 4] == RECORD_MAGIC else None
-        if isinstance(frame, Frame) and frame.salt == salt:
+        frame = parse_frame(data, at) if at > offset else None
+        if isinstance(frame, Frame) and _was_appended_later(frame, salt, seq):
             at = before = frame.end
             continue
         end = at + _claimed_bytes(data, at)
         yield at, end, at > before
         at = before = end
+
+
+def _was_appended_later(frame: Frame, salt: str, seq: int) -> bool:
+    """Whether the frame may follow, unsynced, on the lost one with number `seq`."""
+    if frame.magic != RECORD_MAGIC or frame.salt != salt:
+        return False
+    try:
+        return int(json.loads(frame.record)["seq"]) > seq
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _claimed_bytes(data: bytes, offset: int) -> int:

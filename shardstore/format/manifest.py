@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardstore.format.digests import canonical_json, digest
 
@@ -16,9 +16,11 @@ Part = tuple[str, str]
 """(shard, part)"""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
-    """Where one object lies and how to tell that it is the one."""
+class ObjectRef(NamedTuple):
+    """Where one object lies and how to tell that it is the one; in JSON a list of its fields.
+
+    A tuple, since opening a store makes tens of thousands of them.
+    """
 
     slot: int
     epoch: int
@@ -26,25 +28,17 @@ class ObjectRef:
     size: int
     digest: str
 
-    def to_json(self) -> list[Any]:
-        return [self.slot, self.epoch, self.counter, self.size, self.digest]
-
-    @classmethod
-    def from_json(cls, value: list[Any]) -> ObjectRef:
-        slot, epoch, counter, size, object_digest = value
-        return cls(int(slot), int(epoch), int(counter), int(size), str(object_digest))
-
 
 Manifest = Mapping[Part, ObjectRef]
 
 
 def manifest_to_json(manifest: Manifest) -> list[Any]:
     """Rows [shard, part, reference], sorted."""
-    return [[*part, manifest[part].to_json()] for part in sorted(manifest)]
+    return [[*part, list(manifest[part])] for part in sorted(manifest)]
 
 
 def manifest_from_json(rows: list[Any]) -> dict[Part, ObjectRef]:
-    return {(shard, part): ObjectRef.from_json(ref) for shard, part, ref in rows}
+    return {(shard, part): ObjectRef(*ref) for shard, part, ref in rows}
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -120,12 +114,12 @@ class SnapshotInfo:
             "line": self.line,
             "step": self.step,
             "time": self.time,
-            "reference": self.reference.to_json(),
+            "reference": list(self.reference),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SnapshotInfo:
-        return cls(**{**value, "reference": ObjectRef.from_json(value["reference"])})
+        return cls(**{**value, "reference": ObjectRef(*value["reference"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from shardstore.format.manifest import CommitInfo, ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import SNAPSHOT_SHARD, WAL_DIRECTORY, slot_file
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Finding, Wanted, damage
-from shardstore.session import check_object
+from shardstore.objects import check_object
 from shardstore.wal.reader import read_bytes
 from shardstore.wal.state import State
 

@@ -20,6 +20,7 @@ from shardstore.format.frames import (
     judge_tail,
     parse_frame,
 )
+from shardstore.format.manifest import CommitInfo, manifest_digest
 from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
@@ -59,13 +60,8 @@ class Segment:
     torn: bool
     """Whether an interrupted write lies beyond `end`."""
     size: int
-
-    @property
-    def log_synced(self) -> int:
-        """Highest sequence number that is proven to be synced."""
-        known = [record.frame.log_synced for record in self.records]
-        opening = self.records[int(self.header["copies"])].seq
-        return max([opening, *known])
+    log_synced: int
+    """Highest sequence number that is proven to be synced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +143,10 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
                 file=f"{root}/{segment_file(record.segment)}",
                 offset=record.frame.offset,
             ) from error
+    for record in records:
+        kept = state.commits.get(record.seq)
+        if kept is not None and record.body["type"] == "commit":
+            _check_manifest(kept, record, root)
     return state
 
 
@@ -200,9 +200,29 @@ def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
     if cut is not None and (offset != cut or torn):
         raise CorruptionError("the segment ends early", file=path, offset=offset, expected=cut,
                               found=offset)  # fmt: skip
+    proven = [records[copies].seq, *(record.frame.log_synced for record in records)]
     return Segment(
-        index=index, header=header, records=records, end=offset, torn=torn, size=len(whole)
+        index=index,
+        header=header,
+        records=records,
+        end=offset,
+        torn=torn,
+        size=len(whole),
+        log_synced=max(proven),
     )
+
+
+def _check_manifest(commit: CommitInfo, record: LogRecord, root: str) -> None:
+    """What survives the fold must add up; what is un-kept again is not asked."""
+    expected, found = record.body["manifest_digest"], manifest_digest(commit.manifest)
+    if found != expected:
+        raise CorruptionError(
+            f"commit {commit.seq} does not add up to its manifest's digest",
+            file=f"{root}/{segment_file(record.segment)}",
+            offset=record.frame.offset,
+            expected=expected,
+            found=found,
+        )
 
 
 def _expected(frame: Frame, salt: str, chain: str) -> Frame | BadFrame:
@@ -235,9 +255,8 @@ def _decode(path: str, frame: Frame) -> dict[str, Any]:
     try:
         value = json.loads(frame.record)
     except ValueError as error:
-        raise CorruptionError(f"a record is not JSON: {error}", file=path, offset=frame.offset) from (
-            error
-        )
+        what = f"a record is not JSON: {error}"
+        raise CorruptionError(what, file=path, offset=frame.offset) from error
     if not isinstance(value, dict):
         raise CorruptionError("a record is not a JSON object", file=path, offset=frame.offset)
     return value
@@ -247,5 +266,3 @@ def _corruption(path: str, bad: BadFrame) -> CorruptionError:
     return CorruptionError(
         bad.what, file=path, offset=bad.offset, expected=bad.expected, found=bad.found
     )
-
-

@@ -19,7 +19,6 @@ from shardstore.format.manifest import (
     Part,
     SnapshotInfo,
     UndoEntry,
-    manifest_digest,
 )
 from shardstore.format.names import FIRST_BRANCH
 
@@ -112,9 +111,7 @@ class State:
         for shard, part in record["remove"]:
             del manifest[shard, part]
         for shard, part, reference in record["put"]:
-            manifest[shard, part] = ObjectRef.from_json(reference)
-        if manifest_digest(manifest) != record["manifest_digest"]:
-            raise FoldError(f"commit {seq} does not add up to its manifest's digest")
+            manifest[shard, part] = ObjectRef(*reference)
         self.commits[seq] = CommitInfo(
             seq=seq,
             chain=chain,
@@ -139,7 +136,7 @@ class State:
             line=record["line"],
             step=record["step"],
             time=record["time"],
-            reference=ObjectRef.from_json(record["reference"]),
+            reference=ObjectRef(*record["reference"]),
         )
         self.snapshot_slots.update(record["slots"])
 
@@ -219,16 +216,16 @@ class State:
 
     def _reachable_lines(self) -> set[int]:
         """Lines that a ref may still ask about; the others are left out of the summary."""
-        todo = [line for _, line in self.branches.values()]
-        todo += [commit.line for commit in self.commits.values()]
-        todo += [snapshot.line for snapshot in self.snapshots.values()]
-        todo += [entry.snapshot.line for entry in self.undo if entry.snapshot]
+        ahead = [line for _, line in self.branches.values()]
+        ahead += [commit.line for commit in self.commits.values()]
+        ahead += [snapshot.line for snapshot in self.snapshots.values()]
+        ahead += [entry.snapshot.line for entry in self.undo if entry.snapshot]
         reachable: set[int] = set()
-        while todo:
-            line = todo.pop()
+        while ahead:
+            line = ahead.pop()
             if line in self.lines and line not in reachable:
                 reachable.add(line)
-                todo.append(self.lines[line][0])
+                ahead.append(self.lines[line][0])
         return reachable
 
 

@@ -83,7 +83,7 @@ class SegmentWriter:
         encoded = canonical_json(record)
         frame = _frame(RECORD_MAGIC, self._salt, self.chain, self.log_synced, encoded)
         end = self.offset + len(frame)
-        if end > self._zeros_end:
+        if end >= self._zeros_end:
             write_zeros(self._file, self._zeros_end, end + self._prewrite)
             self._zeros_end = end + self._prewrite
         return PreparedRecord(
@@ -195,7 +195,10 @@ def _publish(fs: FileSystem, root: str, index: int, content: bytes, prewrite: in
     """Write under a temporary name, sync, rename without replacing, sync the directory."""
     directory = f"{root}/{WAL_DIRECTORY}"
     temporary, target = f"{directory}/{SEGMENT_TEMPORARY}", f"{root}/{segment_file(index)}"
-    file = fs.open(temporary, "replace")
+    # A crash may have left it as a second name of a visible segment: never write through it.
+    if SEGMENT_TEMPORARY in fs.list_directory(directory):
+        fs.unlink(temporary)
+    file = fs.open(temporary, "create")
     try:
         file.pwrite(0, content)
         write_zeros(file, len(content), len(content) + prewrite)

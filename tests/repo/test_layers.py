@@ -29,11 +29,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"codecs", "buffers"}),
     frozenset({"wal"}),
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
-    frozenset({"slots", "catalog", "pins", "refs", "retention"}),
-    frozenset({"loaded", "session"}),
+    frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
+    frozenset({"loaded", "session", "views"}),
     frozenset({"snapshot", "transaction", "recovery"}),
     frozenset({"store"}),
-    frozenset({"fsck", "tiers", "archive", "legacy"}),
+    frozenset({"fsck", "history", "tiers", "archive", "legacy"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),
 )

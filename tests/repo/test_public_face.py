@@ -15,7 +15,11 @@ from tests.repo.source_tree import ROOT, modules
 
 # Signals between layers, which the layer above turns into an error of the tree; the fakes of the
 # file system raise what stands for a process that died.
-INTERNAL = {"shardstore.fs.protocol.LockHeld", "shardstore.wal.state.FoldError"}
+INTERNAL = {
+    "shardstore.fs.memory_image.CrashPoint",
+    "shardstore.fs.protocol.LockHeld",
+    "shardstore.wal.state.FoldError",
+}
 FAKES = {"shardstore.fs.memory", "shardstore.fs.faulty"}
 
 # The names that embedding code relies on. Growing the list is a decision for the changelog,

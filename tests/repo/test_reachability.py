@@ -17,7 +17,7 @@ FAKES = {"shardstore.fs.memory", "shardstore.fs.faulty"}
 
 def _edges(module: Module, known: frozenset[str]) -> set[str]:
     reached = {t for entry in module.imports for t in entry.targets(known)}
-    reached |= string_constants(module) & known
+    reached |= {text.partition(":")[0] for text in string_constants(module)} & known
     return reached | _parents(reached)
 
 

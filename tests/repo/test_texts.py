@@ -11,6 +11,7 @@ import pytest
 from tests.repo.source_tree import ROOT, modules, packaged_modules
 
 LINES_MAX = 400  # a law; the guide is 250
+TEST_LINES_MAX = 650  # a suite over one interface reads better in one file
 COLUMNS_MAX = 100
 
 # What the repository consists of; anything else at its top is somebody's scratch.
@@ -66,12 +67,13 @@ def test_no_text_holds_a_forbidden_word() -> None:
 
 @pytest.mark.parametrize("top", ["shardstore", "trainer", "tools", "benchmarks", "tests"])
 def test_files_stay_small(top: str) -> None:
+    limit = TEST_LINES_MAX if top == "tests" else LINES_MAX
     large = {
         str(module.path.relative_to(ROOT)): count
         for module in modules(top).values()
-        if (count := module.text.count("\n")) > LINES_MAX
+        if (count := module.text.count("\n")) > limit
     }
-    assert not large, f"over {LINES_MAX} lines: {large}"
+    assert not large, f"over {limit} lines: {large}"
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -1,0 +1,33 @@
+"""The writer's lock: one writer at a time, and who it is."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from shardstore.errors import LockedError
+from shardstore.format.names import LOCK_FILE
+from shardstore.fs.protocol import FileSystem, Lock, LockHeld
+
+
+def holder_text(text: str) -> str:
+    """What the lock's holder wrote about itself, in words."""
+    try:
+        holder = json.loads(text)
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def take_lock(fs: FileSystem, root: str) -> Lock:
+    """Take the store's lock without waiting, or LockedError naming its holder."""
+    pid, host = fs.process()
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fs.now()))
+    owner = json.dumps({"pid": pid, "host": host, "since": since})
+    try:
+        return fs.lock(f"{root}/{LOCK_FILE}", owner)
+    except LockHeld as error:
+        raise LockedError(
+            f"store {root} is being written by {holder_text(error.holder)}; "
+            "one writer at a time, readers are welcome"
+        ) from None
