@@ -151,7 +151,8 @@ def read_store_file(fs: FileSystem, root: str) -> str:
 
 def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
     """What opening for writing would do. Reads only."""
-    view = read_log(fs, root, assume_power_cut=assume_power_cut)
+    uuid = read_store_file(fs, root)
+    view = read_log(fs, root, uuid=uuid, assume_power_cut=assume_power_cut)
     head, needed = view.state.head, view.state.needed()
     files = [slot_number(name) for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}")]
     found = Plan(
@@ -202,11 +203,11 @@ def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
     """Replay in memory; changes no byte."""
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
-    view = read_log(fs, root)
+    view = read_log(fs, root, uuid=uuid)
     session = Session(
         fs, root, uuid=uuid, state=view.state, settings=settings, opening=view.opening
     )
-    session.refresh = lambda: read_log(fs, root).state
+    session.refresh = lambda: read_log(fs, root, uuid=uuid).state
     return session
 
 

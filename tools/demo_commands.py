@@ -18,7 +18,7 @@ ROWS_PER_STEP = 8
 SEQ_LEN = 128
 VOCAB_SIZE = 8000
 VALIDATIONS = 8
-VALIDATION_BATCHES = 20
+VALIDATION_BATCHES = 16
 LEARNING_RATE = 3e-3
 # Files are read in random order, the rows of one in theirs: small files mix the documents.
 ROWS_PER_FILE = 8

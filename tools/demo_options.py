@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tools.demo_result import STEPS_MIN
 
-STEPS = 240
+STEPS = 200
 LARGE = {"data": "the rows", "steady": "the run never stopped", "killed": "the run killed"}
 MADE = {*LARGE, "logs", "page.txt", "result.json", "loss.png"}
 EXIT_FAILED, EXIT_UNABLE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 8, 16, 130

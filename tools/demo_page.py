@@ -101,7 +101,7 @@ def _killed(outcome: Outcome) -> list[str]:
             "training went on."
         ),
         "",
-        *table(("kill", "while it was", "making step", "acknowledged", "recovered", "fsck"), rows),
+        *table(("kill", "while it was", "step", "acknowledged", "recovered", "fsck"), rows),
         "",
         _paragraph(
             "Acknowledged is the last step whose commit had returned; it may never be lost. A step "

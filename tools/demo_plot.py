@@ -13,24 +13,26 @@ def text_plot(
     train: Mapping[int, float], held_out: Mapping[int, float], lines: Mapping[str, float]
 ) -> list[str]:
     """Rows of text: '.' the mean training loss of a column's steps, 'o' held out, '-' lines."""
-    values = [*train.values(), *held_out.values(), *lines.values()]
-    low, high = min(values), max(values)
     last = max([*train, *held_out, 1])
-    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-
-    def row(value: float) -> int:
-        return round((high - value) / ((high - low) or 1.0) * (_HEIGHT - 1))
 
     def column(step: int) -> int:
         return (step - 1) * _WIDTH // last
 
-    for value in lines.values():
-        grid[row(value)] = ["-"] * _WIDTH
     columns: dict[int, list[float]] = {}
     for step, value in train.items():
         columns.setdefault(column(step), []).append(value)
-    for at, found in columns.items():
-        grid[row(sum(found) / len(found))][at] = "."
+    means = {at: sum(found) / len(found) for at, found in columns.items()}
+    values = [*means.values(), *held_out.values(), *lines.values()]
+    low, high = min(values), max(values)
+
+    def row(value: float) -> int:
+        return round((high - value) / ((high - low) or 1.0) * (_HEIGHT - 1))
+
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for value in lines.values():
+        grid[row(value)] = ["-"] * _WIDTH
+    for at, value in means.items():
+        grid[row(value)][at] = "."
     for step, value in held_out.items():
         grid[row(value)][column(step)] = "o"
     names = _names(lines, row)
@@ -75,5 +77,5 @@ def picture(
         )
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per token")
-    axes.legend(loc="lower left")
+    axes.legend(loc="best")
     figure.savefig(path, dpi=120)

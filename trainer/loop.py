@@ -89,11 +89,16 @@ class Training:
     def go_on(self) -> None:
         """From the head's commit to `max_steps`."""
         self._resume()
+        # A kill may have come between a commit and the snapshot that was due.
+        self._snapshot_if_due()
         with StepLog(self._log_path) as log:
             while self.state.step < self._settings.max_steps:
                 log.write(self._step())
-                if _due(self.state.step, self._settings.save_every):
-                    self._report("snapshot", {"name": self._run.snapshot()})
+                self._snapshot_if_due()
+
+    def _snapshot_if_due(self) -> None:
+        if self.state.step and _due(self.state.step, self._settings.save_every):
+            self._report("snapshot", {"name": self._run.snapshot()})
 
     def _resume(self) -> None:
         state, settings = self.state, self._settings

@@ -53,7 +53,7 @@ def gather(fs: FileSystem, root: str) -> dict[str, Any]:
 
 def _gather(fs: FileSystem, root: str) -> dict[str, Any]:
     uuid = read_store_file(fs, root)
-    view = read_log(fs, root)
+    view = read_log(fs, root, uuid=uuid)
     state, head = view.state, view.state.head
     return {
         "path": root,
@@ -86,7 +86,7 @@ def _content(
     session = Session(
         fs, root, uuid=uuid, state=view.state, settings=Settings(), opening=view.opening
     )
-    session.refresh = lambda: read_log(fs, root).state
+    session.refresh = lambda: read_log(fs, root, uuid=uuid).state
     rows: list[StateRow] = []
     elements = size = 0
     for part, reference in head.manifest.items():

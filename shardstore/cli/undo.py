@@ -32,8 +32,8 @@ def undo(path: str, yes: bool, as_json: bool) -> None:
     What it leaves behind is kept too.
     """
     with reading(path) as root:
-        read_store_file(PosixFileSystem(), root)
-        state = read_log(PosixFileSystem(), root).state
+        uuid = read_store_file(PosixFileSystem(), root)
+        state = read_log(PosixFileSystem(), root, uuid=uuid).state
     waiting = [entry for entry in state.undo if not entry.done]
     if not waiting:
         raise UsageError("nothing to undo: none of the last three rewinds and deletions is left")

@@ -102,14 +102,27 @@ def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = Non
     raise AssertionError("unreachable")
 
 
-def read_log(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> LogView:
-    """The newest segment folded to the state that rule 4 chooses."""
+def read_log(
+    fs: FileSystem, root: str, *, uuid: str | None = None, assume_power_cut: bool = False
+) -> LogView:
+    """The newest segment folded to the state that rule 4 chooses.
+
+    With `uuid`, what STORE says, a segment of another store is refused.
+    """
     indices = list_segments(fs, root)
     if not indices:
         raise CorruptionError(
             "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
         )
     segment = read_segment(fs, root, indices[-1])
+    if uuid is not None and segment.header["uuid"] != uuid:
+        raise CorruptionError(
+            "this segment belongs to another store",
+            file=f"{root}/{segment_file(segment.index)}",
+            offset=0,
+            expected=uuid,
+            found=segment.header["uuid"],
+        )
     opening = next(r.body for r in reversed(segment.records) if r.body["type"] == "open")
     stat = fs.stat(f"{root}/{STORE_FILE}")
     same_boot = opening["boot"] == fs.boot_id()

@@ -1,8 +1,8 @@
 """The layout of objects: places, headers, damage.
 
 Goal: a file made from a layout is what FORMAT.md says and what other readers expect, and no damage
-or forgery gets past reading. Method: whole files in memory; safetensors' reader as the witness;
-every byte flipped; headers mutated with their digest made right again.
+gets past reading. Method: whole files in memory; safetensors' reader as the witness; every byte
+flipped. `test_headers` is about hostile headers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -31,10 +31,10 @@ from shardstore.format.layout import (
     parse_header,
     plan_layout,
 )
-from tests.support.objects import DTYPES, bytes_of, make_file, make_label, reseal, tensor_of
+from tests.support.objects import DTYPES, bytes_of, make_file, make_label, tensor_of
 
 NUMPY_HAS = [name for name in DTYPES if name not in ("BF16", "F8_E4M3", "F8_E5M2")]
-ODD_NAMES = ["a/b", "../x", "0.weight", "häß→😀", 'q"u\\o\'te', "\x01\n\t", "x" * 1024, "header"]
+ODD_NAMES = ["a/b", "../x", "0.weight", "häß→😀", "q\"u\\o'te", "\x01\n\t", "x" * 1024, "header"]
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 specs = st.lists(
@@ -156,6 +156,7 @@ def test_every_flipped_byte_is_found_in_its_place() -> None:
     data = make_file(tensors)
     layout = read(data).layout
     assert len(data) == 8192
+    key = data.index(b'"header":"')
     for offset in range(len(data)):
         data[offset] ^= 1 << offset % 8
         with pytest.raises(CorruptionError) as caught:
@@ -166,6 +167,8 @@ def test_every_flipped_byte_is_found_in_its_place() -> None:
         hit = [e for e in layout.tensors if e.begin <= offset < e.end]
         if offset < layout.header_bytes:
             assert error.offset < layout.header_bytes
+            unseen = offset < 8 or key <= offset < key + len('"header":"')
+            assert unseen or "its own digest is wrong" in message
         elif hit:
             assert error.offset == hit[0].begin
             assert f"tensor {hit[0].spec.name!r} of shard 'block_000' part 'params'" in message
@@ -196,134 +199,6 @@ def test_a_truncated_or_overlong_file_is_damage(size: int) -> None:
     errors = list(find_damage(header, cut, file="f"))
     assert [error.offset for error in errors] == [min(size, 8192)]
     assert "8192 bytes" in str(errors[0]) and f"{size} bytes" in str(errors[0])
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40))
-@example(2**64 - 1, 2**64)
-@example(2**62 - 8, 2**62)
-@example(4088, 4095)
-def test_an_impossible_header_length_is_refused(length: int, file_size: int) -> None:
-    """No caller is told to read more than there is, or more than a header can be."""
-    try:
-        region = header_length(length.to_bytes(8, "little"), file="f", file_size=file_size)
-    except CorruptionError:
-        return
-    assert region == length + 8 <= file_size and region % 4096 == 0 and length <= 100_000_000
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=5)
-    | st.sampled_from(["F32", "U8", "0" * 32, "\ud800", "__pad_0__", 64, 4096]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
-
-
-def places_in(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) inside a JSON value."""
-    found = []
-    if isinstance(value, dict | list):
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            found += [(value, key), *places_in(value[key])]
-    return found
-
-
-def region_of(text: str) -> bytes:
-    data = text.encode("ascii", "replace")
-    size = -(-(8 + len(data)) // 4096) * 4096 - 8
-    return reseal(size.to_bytes(8, "little") + data.ljust(size))
-
-
-@pytest.mark.req("S11")
-@given(st.data())
-def test_a_forged_header_raises_corruption_or_says_what_was_written(data: st.DataObject) -> None:
-    """JSON is changed at random and sealed again: nothing else may come out of reading."""
-    tensors = {"w": tensor_of("F32", (5, 5), 1), "é": tensor_of("BF16", (0,), 2)}
-    original = bytes(make_file(tensors)[:4096])
-    members = json.loads(original[8:])
-    for _ in range(data.draw(st.integers(1, 3))):
-        container, key = data.draw(st.sampled_from(places_in(members)))
-        change = data.draw(st.sampled_from(["replace", "remove", "add", "reorder"]))
-        if change == "replace":
-            container[key] = data.draw(values)
-        elif change == "remove":
-            del container[key]
-        elif isinstance(container, list):
-            container.insert(0, data.draw(values))
-        else:
-            moved = data.draw(values) if change == "add" else container.pop(key)
-            container["new" if change == "add" else key] = moved
-        if not places_in(members):
-            break
-    region = region_of(json.dumps(members, separators=(",", ":")))
-    try:
-        header = parse_header(region, file="f")
-    except CorruptionError as error:
-        assert error.file == "f" and error.offset is not None
-        return
-    assert build_header(header.layout, header.label, header.digests) == region
-
-
-@given(st.lists(st.tuples(st.integers(0, 4095), st.binary(min_size=1, max_size=3)), max_size=4))
-def test_a_scribbled_header_raises_only_corruption(edits: list[tuple[int, bytes]]) -> None:
-    original = bytes(make_file({"w": tensor_of("F32", (5, 5), 1)})[:4096])
-    region = bytearray(original)
-    for offset, piece in edits:
-        region[offset : offset + len(piece)] = piece[: 4096 - offset]
-    for version in (bytes(region), reseal(bytes(region))):
-        try:
-            header = parse_header(version, file="f")
-        except CorruptionError:
-            continue
-        assert build_header(header.layout, header.label, header.digests) == version
-
-
-HOSTILE = {
-    "deep": "[" * 50_000,
-    "not an object": "[1]",
-    "huge number": '{"w":{"data_offsets":[0,1],"dtype":"U8","shape":[' + "9" * 5000 + "]}}",
-    "nothing": "",
-    "two values": "{}{}",
-}
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_is_corruption(text: str) -> None:
-    with pytest.raises(CorruptionError):
-        parse_header(region_of(text), file="f")
-    with pytest.raises(CorruptionError):
-        parse_header(region_of(f'{{"x":{{"header":"{"0" * 32}"}},"y":{text}}}'), file="f")
-
-
-FORGED: dict[str, tuple[str, str, str]] = {
-    "overlap": ("[64,128]", "[0,64]", "overlap"),
-    "hole": ("[64,128]", "[128,192]", "holes"),
-    "absurd shape": ('"shape":[16]', '"shape":[999999999999999,99999]', "absurd"),
-    "true for one": ('"shape":[16]', '"shape":[16,true]', "bad shape"),
-    "dtype": ('"dtype":"F32"', '"dtype":"C128"', "bad dtype"),
-    "newer format": ("shardstore.raw.0", "shardstore.raw.1", "bad 'format'"),
-    "reserved name": ('"b":{', '"__pad_7__":{', "overlap"),
-    "spaces": ('"b":{', '"b": {', "spelled"),
-    "twice": ('"b":{', '"a":{', "list of digests"),
-    "a digest too few": ("," + "d" * 32, "", "list of digests"),
-    "NUL in a name": ('"b":{', '"\\u0000":{', "NUL"),
-}
-
-
-@pytest.mark.req("S11")
-@pytest.mark.parametrize(("old", "new", "word"), FORGED.values(), ids=FORGED)
-def test_a_forged_header_is_named(old: str, new: str, word: str) -> None:
-    """The header's own digest is right: only its meaning is wrong."""
-    shapes = [TensorSpec(name=name, dtype="F32", shape=(16,)) for name in "ab"]
-    region = build_header(plan_layout(shapes, "s", "p"), make_label("s", "p"), ["d" * 32] * 2)
-    text = region[8:].decode().rstrip(" ")
-    assert old in text
-    with pytest.raises(CorruptionError) as caught:
-        parse_header(region_of(text.replace(old, new)), file="f")
-    assert "its own digest" not in str(caught.value)
-    assert word in str(caught.value)
 
 
 def test_what_no_file_could_hold_is_refused() -> None:

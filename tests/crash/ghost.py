@@ -1,0 +1,130 @@
+"""What a store should hold, kept beside it: pure values, nothing of the store's own code.
+
+A ghost state is everything that a user can ask for: the head, the commit before it, snapshots, what
+can be undone. While an operation runs two states are possible, the acknowledged one and the
+attempted one; a crash must leave exactly one of them. Payloads are a pure function of who wrote
+them, so that an attempt made again writes the same bytes over what the first one left.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+
+Token = tuple[int, str]
+"""Who wrote a part: the step and the flavour of the line of history."""
+
+SHARD_BYTES = 4096
+PART = "p"
+UNDO_ENTRIES = 3
+_known: dict[bytes, tuple[str, Token]] = {}
+
+
+@functools.cache
+def payload(shard: str, token: Token) -> bytes:
+    """The bytes of one part; every sector of every payload differs from all others."""
+    data = random.Random(f"{shard}:{token[0]}:{token[1]}").randbytes(SHARD_BYTES)
+    _known[data] = (shard, token)
+    return data
+
+
+def writer_of(data: bytes) -> tuple[str, Token] | None:
+    """Which payload these bytes are, whole, or None."""
+    return _known.get(data)
+
+
+@dataclass(frozen=True, slots=True)
+class GhostCommit:
+    """A commit: its label and who wrote each of its parts."""
+
+    step: int
+    flavour: str
+    parts: tuple[tuple[str, Token], ...]
+
+    def __str__(self) -> str:
+        inside = " ".join(f"{shard}={step}{flavour}" for shard, (step, flavour) in self.parts)
+        return f"step {self.step}{self.flavour} ({inside})"
+
+
+@dataclass(frozen=True, slots=True)
+class Undoable:
+    """A rewind (`kept` is the head that was left) or a deletion (`kept` is the snapshot's)."""
+
+    op: str
+    name: str
+    kept: GhostCommit
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GhostState:
+    exists: bool = True
+    head: GhostCommit | None = None
+    previous: GhostCommit | None = None
+    """Retained beside the head; None where nothing is promised."""
+    snapshots: tuple[tuple[str, GhostCommit], ...] = ()
+    undo: tuple[Undoable, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.exists:
+            return "no store"
+        names = ", ".join(f"{name}: {commit}" for name, commit in self.snapshots)
+        return f"[{self.head or 'empty'}; snapshots {{{names}}}]"
+
+    @property
+    def undoable(self) -> bool:
+        return any(not entry.done for entry in self.undo)
+
+    def snapshot(self, name: str) -> GhostCommit:
+        return dict(self.snapshots)[name]
+
+    # What each operation makes of it
+
+    def committed(
+        self, step: int, flavour: str, stage: tuple[str, ...], remove: tuple[str, ...]
+    ) -> GhostState:
+        parts = dict(self.head.parts) if self.head else {}
+        for shard in remove:
+            del parts[shard]
+        for shard in stage:
+            payload(shard, (step, flavour))
+            parts[shard] = (step, flavour)
+        commit = GhostCommit(step, flavour, tuple(sorted(parts.items())))
+        return replace(self, head=commit, previous=self.head)
+
+    def named(self, name: str) -> GhostState:
+        assert self.head is not None
+        return self._with_snapshots({**dict(self.snapshots), name: self.head})
+
+    def deleted(self, name: str) -> GhostState:
+        left = dict(self.snapshots)
+        entry = Undoable("delete", name, left.pop(name))
+        return self._with_snapshots(left)._pushed(entry)
+
+    def rewound(self, name: str) -> GhostState:
+        assert self.head is not None
+        entry = Undoable("rewind", "main", self.head)
+        return replace(self, head=self.snapshot(name), previous=None)._pushed(entry)
+
+    def undone(self) -> GhostState:
+        at = max(i for i, entry in enumerate(self.undo) if not entry.done)
+        entry, entries = self.undo[at], list(self.undo)
+        entries[at] = replace(entry, done=True)
+        after = replace(self, undo=tuple(entries))
+        if entry.op == "delete":
+            return after._with_snapshots({**dict(self.snapshots), entry.name: entry.kept})
+        return replace(after, head=entry.kept, previous=None)
+
+    def _with_snapshots(self, snapshots: dict[str, GhostCommit]) -> GhostState:
+        return replace(self, snapshots=tuple(sorted(snapshots.items())))
+
+    def _pushed(self, entry: Undoable) -> GhostState:
+        return replace(self, undo=(*self.undo, entry)[-UNDO_ENTRIES:])
+
+
+NO_STORE = GhostState(exists=False)
+EMPTY = GhostState()
+
+Ghost = tuple[GhostState, ...]
+"""The acknowledged state, and the attempted one while an operation runs."""

@@ -1,0 +1,138 @@
+"""The real code with one rule broken: patches for the mutations that no skipped call expresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from shardstore import recovery, snapshot
+from shardstore.format.names import STORE_FILE, segment_file
+from shardstore.fs.protocol import FileSystem
+from shardstore.session import Session
+from shardstore.slots import SlotTable
+from shardstore.transaction import Transaction
+from shardstore.wal.reader import LogView, read_log
+from shardstore.wal.writer import Predecessor, SegmentWriter, make_segment, predecessor_of
+
+Patch = AbstractContextManager[object]
+
+
+def abort_clears_flag() -> Patch:
+    """The flag belongs to the transaction, as rule 7 forbids."""
+    release = SlotTable.release
+
+    def forget(self: SlotTable, slots: Any) -> None:
+        numbers = list(slots)
+        self._unsynced.difference_update(numbers)
+        release(self, numbers)
+
+    return patch.object(SlotTable, "release", forget)
+
+
+def free_at_begin() -> Patch:
+    begin = Transaction.__init__
+
+    def init(self: Transaction, session: Session, *args: Any, **kwargs: Any) -> None:
+        begin(self, session, *args, **kwargs)
+        state = session.state
+        held = set(state.snapshot_slots) | (state.head.slots() if state.head else set())
+        assert session.slots is not None
+        session.slots.release(sorted(state.needed() - held))
+
+    return patch.object(Transaction, "__init__", init)
+
+
+def _around_refs(inside: Any) -> Patch:
+    publish = snapshot._publish
+
+    def around(*args: Any, **kwargs: Any) -> None:
+        with inside():
+            publish(*args, **kwargs)
+
+    return patch.object(snapshot, "_publish", around)
+
+
+def ref_without_object_sync() -> Patch:
+    return _around_refs(lambda: patch.object(Session, "_sync_objects", lambda *_: None))
+
+
+def ref_without_log_sync() -> Patch:
+    return _around_refs(lambda: patch.object(SegmentWriter, "sync", lambda _: None))
+
+
+def no_copies() -> Patch:
+    """Frames that were read but perhaps never reached the disk count as proven."""
+
+    def trusting(view: LogView) -> Predecessor:
+        before, last = predecessor_of(view), view.last
+        return Predecessor(
+            index=before.index, cut=last.frame.end, seq=last.seq, chain=last.chain
+        )
+
+    return patch.object(recovery, "predecessor_of", trusting)
+
+
+def no_poison() -> Patch:
+    return patch.object(Session, "poison", lambda *_: None)
+
+
+@contextmanager
+def append_to_found_segment() -> Iterator[None]:
+    """An opening makes no segment of its own, as rule 1 forbids."""
+
+    def found(fs: FileSystem, root: str, **fields: Any) -> SegmentWriter:
+        if fields["predecessor"] is None:
+            return make_segment(fs, root, **fields)
+        view = read_log(fs, root)
+        return SegmentWriter(
+            fs.open(f"{root}/{segment_file(view.segment.index)}", "write"),
+            index=view.segment.index,
+            salt=str(view.segment.header["salt"]),
+            offset=view.last.frame.end,
+            zeros_end=view.segment.size,
+            seq=view.last.seq,
+            chain=view.last.chain,
+            prewrite=fields["prewrite"],
+        )
+
+    with (
+        patch.object(recovery, "make_segment", found),
+        patch.object(recovery, "cut_zeros_quietly", lambda *_: None),
+    ):
+        yield
+
+
+@contextmanager
+def store_first() -> Iterator[None]:
+    """STORE is renamed before the first segment is made."""
+
+    def early(fs: FileSystem, root: str, **fields: Any) -> SegmentWriter:
+        if fields["predecessor"] is None:
+            fs.rename(f"{root}/{recovery._STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
+        return make_segment(fs, root, **fields)
+
+    create = recovery.create
+
+    def created(fs: FileSystem, root: str, settings: Any, *args: Any) -> None:
+        create(_Forgiving(fs), root, settings, *args)
+
+    with patch.object(recovery, "make_segment", early), patch.object(recovery, "create", created):
+        yield
+
+
+class _Forgiving:
+    """A file system on which renaming what was renamed already does nothing."""
+
+    def __init__(self, inner: FileSystem) -> None:
+        self._inner = inner
+
+    def rename(self, source: str, target: str) -> None:
+        if source.rpartition("/")[2] in self._inner.list_directory(source.rpartition("/")[0]):
+            self._inner.rename(source, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+

@@ -1,0 +1,273 @@
+"""What processes do before and after they crash.
+
+A scenario prepares a store (no crashes there), runs a program in which every operation may be the
+last, and then, whatever was found after each crash, goes on with its work, in which it may crash
+again. Segments hold three commits, so that most programs roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shardstore.errors import PoisonedError, StorageError
+from shardstore.wal.reader import read_bytes
+from tests.crash.oracle import ROOT, Violation
+from tests.crash.world import World
+
+Act = Callable[[World], None]
+
+
+def nothing(world: World) -> None:
+    """No preparation: not even a store."""
+
+
+def start(world: World) -> None:
+    world.open()
+    world.commit("a", "b")
+
+
+def start_with_spare(world: World) -> None:
+    """Steady state: a third commit reuses the slots of the first."""
+    start(world)
+    world.commit("a", "b")
+
+
+def start_with_snapshot(world: World) -> None:
+    start(world)
+    world.snapshot("s1")
+    world.commit("a", "b")
+    world.commit("a", "b")
+
+
+def start_copied(world: World) -> None:
+    """The directory was copied and nothing of the copy is synced; its first opening is through."""
+    start(world)
+    world.snapshot("s1")
+    world.commit("a")
+    world.close()
+    fs = world.fs
+    fs.rename(ROOT, "/original")
+    for directory in ("", "/wal", "/objects"):
+        fs.make_directory(ROOT + directory)
+        for name in fs.list_directory("/original" + directory):
+            path = f"{directory}/{name}"
+            if name != "LOCK" and not fs.stat("/original" + path).is_directory:
+                data = read_bytes(fs, "/original" + path)
+                fs.open(ROOT + path, "create").pwrite(0, data)
+    world.open()
+
+
+def work(world: World) -> None:
+    """After a crash: one commit of everything, one that keeps a part. Slots are reused."""
+    world.commit("a", "b")
+    world.commit("a")
+    world.check()
+
+
+def one_commit(world: World) -> None:
+    """After a crash: as little as can be acknowledged."""
+    world.commit("a", "b")
+    world.check()
+
+
+def work_with_refs(world: World) -> None:
+    """After a crash: commits around a snapshot."""
+    world.commit("a", "b")
+    names = {name for name, _ in world.state.snapshots}
+    name = next(name for name in ("w1", "w2", "w3", "w4") if name not in names)
+    world.snapshot(name)
+    world.commit("a")
+    world.check()
+
+
+# ---------------------------------------------------------------------------- programs
+
+
+def create(world: World) -> None:
+    world.open()
+    world.commit("a", "b")
+
+
+def commit(world: World) -> None:
+    world.commit("a", "b")
+    world.commit("a", "b")
+    world.commit("a", "b")
+
+
+def abort(world: World) -> None:
+    """The aborted transactions create slots, which the next commit fills."""
+    world.abort("a", "b", flavour="x")
+    world.commit("a", "b")
+    world.abort("a", flavour="y")
+    world.commit("a")
+
+
+def stage(world: World) -> None:
+    world.abort("a", "b")
+
+
+def copy(world: World) -> None:
+    world.commit("a")
+    world.commit("a", "b")
+
+
+def keep_and_remove(world: World) -> None:
+    world.commit("a", "c")
+    world.commit("b", remove=("c",))
+    world.commit("c", remove=("a",))
+    world.commit("a", "b", remove=("c",))
+
+
+def snapshot(world: World) -> None:
+    world.snapshot("s1")
+    world.commit("a")
+    world.snapshot("s2")
+    world.commit("a", "b")
+
+
+def delete(world: World) -> None:
+    """The fourth change that can be undone forgets the first: its slots are written again."""
+    world.delete("s1")
+    for name in ("s2", "s3", "s4"):
+        world.snapshot(name)
+        world.delete(name)
+    world.commit("a", "b")
+    world.commit("a", "b")
+
+
+def rewind(world: World) -> None:
+    world.rewind("s1")
+    world.commit("a", "b", flavour="r")
+    world.commit("a", flavour="r")
+
+
+def undo(world: World) -> None:
+    world.rewind("s1")
+    world.undo()
+    world.commit("a", "b")
+    world.delete("s1")
+    world.undo()
+    world.rewind("s1")
+    world.commit("a", flavour="u")
+    world.undo()
+    world.commit("b")
+
+
+def reuse(world: World) -> None:
+    """Slots change hands between parts, aborted transactions and manifest objects."""
+    world.abort("b", flavour="x")
+    world.commit("b")
+    world.snapshot("s1")
+    world.commit("a")
+    world.delete("s1")
+    world.commit("a", "b")
+
+
+def roll(world: World) -> None:
+    for _ in range(4):
+        world.commit("a")
+
+
+def opening(world: World) -> None:
+    world.reopen()
+    world.reopen()
+    world.commit("a", "b")
+    world.reopen()
+
+
+def failed_log_sync(world: World) -> None:
+    world.faulty.fail_datasync("*/wal/*.wal")
+    with suppress(PoisonedError):
+        world.commit("a", "b")
+    _check_poisoned(world)
+    world.reopen()
+    world.commit("a")
+
+
+def failed_append(world: World) -> None:
+    """Half a frame stays behind."""
+    world.faulty.shorten("*/wal/*.wal", kept_bytes=1536)
+    with suppress(PoisonedError):
+        world.commit("a", "b")
+    _check_poisoned(world)
+    world.reopen()
+    world.commit("a")
+
+
+def failed_slot_sync(world: World) -> None:
+    world.faulty.fail_datasync("*/objects/*", nth=2)
+    with suppress(StorageError):
+        world.commit("a", "b")
+    world.check()
+    world.commit("a", "b")
+    world.faulty.fail_datasync("*/objects/*")
+    with suppress(StorageError):
+        world.commit("a")
+    world.reopen()
+    world.commit("a", "b")
+
+
+def failed_directory_sync(world: World) -> None:
+    world.faulty.fail("sync_directory", "*/objects")
+    with suppress(StorageError):
+        world.commit("a", "b")
+    world.commit("a", "b")
+
+
+def failed_roll(world: World) -> None:
+    """The segment that cannot be made: before it is visible, and when it may be."""
+    world.commit("a")
+    world.faulty.fail_datasync("*/wal/tmp")
+    with suppress(StorageError):
+        world.commit("b")
+    world.commit("a", "b")
+    world.commit("a")
+    world.commit("b")
+    world.faulty.fail("sync_directory", "*/wal")
+    with suppress(StorageError):
+        world.commit("a")
+    world.reopen()
+    world.commit("b")
+
+
+def _check_poisoned(world: World) -> None:
+    try:
+        world.store.begin(1000)
+    except PoisonedError:
+        return
+    raise Violation("work goes on after an append or its sync failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    name: str
+    prepare: Act
+    program: Act
+    work: Act = work
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(name="create", prepare=nothing, program=create),
+        Scenario(name="commit", prepare=start, program=commit),
+        Scenario(name="abort", prepare=start, program=abort),
+        Scenario(name="stage", prepare=start, program=stage, work=one_commit),
+        Scenario(name="keep and remove", prepare=start, program=keep_and_remove),
+        Scenario(name="snapshot", prepare=start, program=snapshot, work=work_with_refs),
+        Scenario(name="delete", prepare=start_with_snapshot, program=delete, work=work_with_refs),
+        Scenario(name="rewind", prepare=start_with_snapshot, program=rewind),
+        Scenario(name="undo", prepare=start_with_snapshot, program=undo, work=work_with_refs),
+        Scenario(name="reuse", prepare=start_with_spare, program=reuse),
+        Scenario(name="roll", prepare=start_with_spare, program=roll),
+        Scenario(name="opening", prepare=start_with_spare, program=opening),
+        Scenario(name="copy", prepare=start_copied, program=copy),
+        Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),
+        Scenario(name="failed append", prepare=start_with_spare, program=failed_append),
+        Scenario(name="failed slot sync", prepare=start, program=failed_slot_sync),
+        Scenario(name="failed directory sync", prepare=start, program=failed_directory_sync),
+        Scenario(name="failed roll", prepare=start_with_spare, program=failed_roll),
+    )
+}

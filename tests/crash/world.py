@@ -1,0 +1,178 @@
+"""A process that works on a store: each operation is done for real and noted in the ghost.
+
+A `World` owns one memory file system. What a mutation changes is put around the file system at
+every opening (`mutate`), so that rules count from the opening on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
+from shardstore.fs.faulty import FaultyFileSystem
+from shardstore.fs.memory import MemoryFileSystem
+from shardstore.session import Settings
+from shardstore.store import Store
+from tests.crash.ghost import EMPTY, NO_STORE, PART, Ghost, GhostState, payload
+from tests.crash.oracle import ROOT, Observed, Violation, match, observe
+
+SETTINGS = Settings(prewrite_bytes=16 * 1024, commits_per_segment=3)
+Mutate = Callable[[FaultyFileSystem, str], None]
+"""Called with "create" or "open" before an opening and with "work" after it."""
+
+
+class CrashFileSystem(MemoryFileSystem):
+    """The clock stands still, so that equal histories leave equal images."""
+
+    def now(self) -> float:
+        return 1_700_000_000.0
+
+    def file_digest(self, path: str) -> bytes:
+        """Digest of a file's bytes; empty where none is."""
+        try:
+            return self.file_node(self._resolve(path)).content.digest
+        except FileNotFoundError:
+            return b""
+
+
+class World:
+    """See the module's docstring. Operations raise what the store raises."""
+
+    def __init__(self, fs: CrashFileSystem, ghost: Ghost, mutate: Mutate | None = None) -> None:
+        self.fs = fs
+        self.ghost = ghost
+        self.faulty = FaultyFileSystem(fs)
+        self._mutate = mutate
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    @property
+    def state(self) -> GhostState:
+        (state,) = self.ghost
+        return state
+
+    # Opening and closing
+
+    def open(self) -> Observed:
+        """Open for writing, recovering; afterwards one state is the acknowledged one."""
+        if NO_STORE in self.ghost and EMPTY not in self.ghost:
+            self.ghost = (*self.ghost, EMPTY)
+        self.faulty = FaultyFileSystem(self.fs)
+        self._rules("open" if _has_store(self.fs) else "create")
+        try:
+            self._store = Store.open(ROOT, "a", fs=self.faulty, settings=SETTINGS)
+        except ShardStoreError as error:
+            raise Violation(f"cannot be opened: {type(error).__name__}: {error}") from error
+        self.faulty.clear()
+        observed = observe(self._store, self.fs.file_digest)
+        self.ghost = (match(self.ghost, observed),)
+        self._rules("work")
+        return observed
+
+    def close(self) -> None:
+        if self._store is not None:
+            store, self._store = self._store, None
+            store.close()
+
+    def reopen(self) -> None:
+        self.close()
+        self.open()
+
+    # Changing
+
+    def commit(
+        self,
+        *stage: str,
+        remove: tuple[str, ...] = (),
+        flavour: str = "",
+    ) -> None:
+        """The next step: `stage` are written, the rest but `remove` is kept."""
+        head = self.state.head
+        step = head.step + 1 if head else 1
+        after = self.state.committed(step, flavour, stage, remove)
+        with self._attempt(after), self.store.begin(step) as txn:
+            for shard in stage:
+                txn.stage(shard, PART, _tensors(shard, step, flavour))
+            for shard in remove:
+                txn.remove(shard, PART)
+            txn.keep_rest()
+            txn.commit({"flavour": flavour})
+
+    def abort(self, *stage: str, flavour: str = "") -> None:
+        """Stage and give up."""
+        head = self.state.head
+        step = head.step + 1 if head else 1
+        with self.store.begin(step) as txn:
+            for shard in stage:
+                txn.stage(shard, PART, _tensors(shard, step, flavour))
+
+    def snapshot(self, name: str) -> None:
+        with self._attempt(self.state.named(name)):
+            self.store.snapshot(name)
+
+    def delete(self, name: str) -> None:
+        with self._attempt(self.state.deleted(name)):
+            self.store.delete(name)
+
+    def rewind(self, name: str) -> None:
+        with self._attempt(self.state.rewound(name)):
+            self.store.rewind(name)
+
+    def undo(self) -> None:
+        with self._attempt(self.state.undone()):
+            self.store.undo()
+
+    def check(self) -> None:
+        """The open store shows exactly what was acknowledged."""
+        match(self.ghost, observe(self.store))
+
+    @contextmanager
+    def _attempt(self, after: GhostState) -> Iterator[None]:
+        before = self.state
+        self.ghost = (before, after)
+        try:
+            yield
+        except PoisonedError:
+            raise
+        except StorageError:
+            self.ghost = (before,)
+            raise
+        self.ghost = (after,)
+
+    def _rules(self, phase: str) -> None:
+        if self._mutate is not None:
+            self._mutate(self.faulty, phase)
+
+
+def read_only(fs: CrashFileSystem) -> Observed | None:
+    """What a reader sees, None where no store is. It must not change a byte."""
+    before = fs.image_digest(unsynced=True)
+    try:
+        store = Store.open(ROOT, "r", fs=fs, settings=SETTINGS)
+    except NotAStoreError:
+        return None
+    except ShardStoreError as error:
+        raise Violation(f"cannot be read: {type(error).__name__}: {error}") from error
+    observed = observe(store, fs.file_digest)
+    store.close()
+    if fs.log or fs.image_digest(unsynced=True) != before:
+        raise Violation(f"opening for reading changed the store: {fs.log}")
+    return observed
+
+
+def _has_store(fs: CrashFileSystem) -> bool:
+    try:
+        return "STORE" in fs.list_directory(ROOT)
+    except FileNotFoundError:
+        return False
+
+
+def _tensors(shard: str, step: int, flavour: str) -> dict[str, np.ndarray]:
+    return {"w": np.frombuffer(payload(shard, (step, flavour)), dtype=np.uint8)}

@@ -1,0 +1,273 @@
+"""A second reader of the format, written from shardstore/FORMAT.md alone.
+
+It imports nothing of shardstore: what it reads is what the page says, so a store that it cannot
+read, or reads differently, means that the page or the code is wrong. It only reads, knows version
+0, and holds whole files in memory. Section numbers below are those of the page. Damage raises
+`Damaged` with file and offset; the class `IndependentReader` is what tests use.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.format.independent_log import (
+    BLOCK,
+    HEADER_BYTES,
+    Damaged,
+    Json,
+    Segment,
+    canonical,
+    digest,
+)
+
+Reference = list[Json]
+"""`[slot, epoch, counter, size, digest]`, section 4."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
+
+
+class State:
+    """Section 4.1: the state of an opening, changed by each record after it.
+
+    A record that contradicts the state raises whatever the dictionaries raise.
+    """
+
+    def __init__(self, state: Json) -> None:
+        self.branches: dict[str, list[Json]] = dict(state["branches"])
+        self.commits: dict[int, Json] = {commit["seq"]: commit for commit in state["commits"]}
+        self.current: str = state["current"]
+        self.lines: list[list[Json]] = list(state["lines"])
+        self.slots: dict[int, int] = {slot: count for slot, count in state["slots"]}
+        self.snapshots: dict[str, Json] = {row["name"]: row for row in state["snapshots"]}
+        self.undo: list[Json] = [dict(row) for row in state["undo"]]
+
+    def apply(self, record: Json, chain: str) -> None:
+        getattr(self, "_" + record["type"])(record, chain)
+        for seq in record.get("unkeep", []):
+            self.commits.pop(seq)
+        for seq in record.get("forget", []):
+            entry = next(row for row in self.undo if row["seq"] == seq)
+            self.undo.remove(entry)
+            self._count(entry["slots"], -1)
+
+    def _commit(self, record: Json, chain: str) -> None:
+        parent = self.commits[record["parent"]]["manifest"] if record["parent"] is not None else []
+        manifest = {(shard, part): reference for shard, part, reference in parent}
+        for shard, part in record["remove"]:
+            del manifest[shard, part]
+        manifest.update({(shard, part): reference for shard, part, reference in record["put"]})
+        rows = [[shard, part, reference] for (shard, part), reference in sorted(manifest.items())]
+        if digest(canonical(rows)) != record["manifest_digest"]:
+            raise ValueError(f"record {record['seq']}: the manifest's digest disagrees")
+        fields = ("blobs", "branch", "line", "metadata", "parent", "seq", "step", "time", "txn")
+        self.commits[record["seq"]] = {
+            **{field: record[field] for field in fields}, "chain": chain, "manifest": rows,
+        }  # fmt: skip
+        self.branches[record["branch"]] = [record["seq"], record["line"]]
+
+    def _snapshot(self, record: Json, chain: str) -> None:
+        fields = ("chain", "line", "name", "reference", "step", "time")
+        row = {**{field: record[field] for field in fields}, "seq": record["target"]}
+        self.snapshots[record["name"]] = row
+        self._count(record["slots"], 1)
+
+    def _delete(self, record: Json, chain: str) -> None:
+        row = self.snapshots.pop(record["name"])
+        self._remember(record, record["name"], snapshot=row, slots=record["slots"])
+
+    def _rewind(self, record: Json, chain: str) -> None:
+        commit, branch = record["commit"], record["branch"]
+        self._remember(record, branch, commit=self.branches[branch][0])
+        self.commits[commit["seq"]] = commit
+        self.lines.append(record["new_line"])
+        self.branches[branch] = [commit["seq"], record["new_line"][0]]
+
+    def _undo(self, record: Json, chain: str) -> None:
+        entry = next(row for row in self.undo if row["seq"] == record["entry"])
+        if entry["op"] == "rewind":
+            left = self.branches[entry["name"]][0]
+            self.branches[entry["name"]] = [entry["commit"], record["new_line"][0]]
+            self.lines.append(record["new_line"])
+            entry.update(commit=left, done=True)
+        else:
+            self.snapshots[entry["name"]] = entry["snapshot"]
+            entry.update(snapshot=None, slots=[], done=True)
+
+    def _remember(self, record: Json, name: str, **kept: Json) -> None:
+        entry = {"seq": record["seq"], "op": record["type"], "name": name, "done": False}
+        self.undo.append({"commit": None, "snapshot": None, "slots": [], **entry, **kept})
+
+    def same_as(self, summary: Json) -> bool:
+        """Whether an opening states this. Lines that no ref can ask about it may leave out."""
+        mine = {
+            "branches": self.branches,
+            "commits": [self.commits[seq] for seq in sorted(self.commits)],
+            "current": self.current,
+            "slots": [[slot, self.slots[slot]] for slot in sorted(self.slots)],
+            "snapshots": [self.snapshots[name] for name in sorted(self.snapshots)],
+            "undo": self.undo,
+        }
+        rest = {key: value for key, value in summary.items() if key != "lines"}
+        return canonical(rest) == canonical(mine) and all(
+            line in self.lines for line in summary["lines"]
+        )
+
+    def _count(self, slots: list[int], by: int) -> None:
+        for slot in slots:
+            self.slots[slot] = self.slots.get(slot, 0) + by
+            if not self.slots[slot]:
+                del self.slots[slot]
+
+
+def opening(segment: Segment) -> Json:
+    """The record behind the copies, which are in its state already (3.2)."""
+    record = segment.frames[segment.header.record["copies"]].record
+    if record["type"] != "open":
+        raise Damaged(segment.path, segment.header.end, "no opening record behind the copies")
+    return record
+
+
+def fold(segment: Segment) -> State:
+    """The state after a segment's records (section 6)."""
+    state = State(opening(segment)["state"])
+    for frame in segment.frames[segment.header.record["copies"] + 1 :]:
+        state.apply(frame.record, frame.chain)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a loaded object, padding excluded."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    data: bytes
+    digest: str
+
+
+class IndependentReader:
+    """A store directory at the moment of construction. The steps are those of section 6."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uuid = self._check_store()
+        self.segments = sorted((root / "wal").glob("*.wal"))
+        if not self.segments:
+            raise Damaged(root / "wal", 0, "no segment")
+        self.segment = Segment(self.segments[-1])
+        header = self.segment.header.record
+        if header["uuid"] != self.uuid or header["index"] != int(self.segments[-1].stem, 16):
+            raise Damaged(self.segment.path, HEADER_BYTES, "header of another store or segment")
+        self.state = fold(self.segment)
+        self.last_seq: int = self.segment.frames[-1].record["seq"]
+
+    def _check_store(self) -> str:
+        path = self.root / "STORE"
+        text = path.read_bytes()
+        body, _, last = text[:-1].rpartition(b"\n")
+        body += b"\n"
+        if last != b"digest " + digest(body).encode() or text[-1:] != b"\n":
+            raise Damaged(path, len(body), "digest")
+        version = re.match(rb"shardstore\nversion (\d+)\n", body)
+        if version is None or int(version[1]) != 0:
+            raise Damaged(path, 0, "a later version or no shardstore")
+        match = re.fullmatch(rb"shardstore\nversion 0\nuuid ([0-9a-f]{32})\n", body)
+        if match is None:
+            raise Damaged(path, 0, "lines")
+        return match[1].decode()
+
+    def commit(self, name: str = "head") -> Json | None:
+        """The descriptor of the current branch's head, or of a branch or snapshot."""
+        if name in self.state.snapshots:
+            row = self.state.snapshots[name]
+            commit = json.loads(self.load(row["reference"])["commit"].data)
+            if [commit[key] for key in ("seq", "chain", "step", "line")] != [
+                row[key] for key in ("seq", "chain", "step", "line")
+            ]:
+                raise Damaged(self.object_path(row["reference"]), 0, "another commit's manifest")
+            return commit
+        seq, _ = self.state.branches[self.state.current if name == "head" else name]
+        return None if seq is None else self.state.commits[seq]
+
+    def object_path(self, reference: Reference) -> Path:
+        return self.root / "objects" / f"{reference[0]:06x}.raw"
+
+    def load(self, reference: Reference) -> dict[str, Tensor]:
+        """Section 5: verifies header region, tensors and padding; returns the tensors by name."""
+        path, (_, epoch, counter, size, expected) = self.object_path(reference), reference
+        if not path.exists():
+            raise Damaged(path, 0, "missing")
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        region = data[:start]
+        if start % BLOCK or len(data) != size or digest(region) != expected:
+            raise Damaged(path, 0, "length or header region is not that of the reference")
+        header = json.loads(region[8:])
+        about = header.pop("__metadata__")
+        if about["write"] != f"{epoch:016x}-{counter:016x}" or about["store"] != self.uuid:
+            raise Damaged(path, 0, "write id or store is not that of the reference")
+        own = about["header"].encode()
+        if region.count(own) != 1 or digest(region.replace(own, b"0" * 32)) != about["header"]:
+            raise Damaged(path, 0, "digest of the header region in itself")
+        digests = about["digests"].split(",") if about["digests"] else []
+        tensors = self._tensors(path, data[start:], header, digests)
+        return {tensor.name: tensor for tensor in tensors}
+
+    def _tensors(self, path: Path, data: bytes, header: Json, digests: list[str]) -> list[Tensor]:
+        rows = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        edges = [0, *(edge for _, row in rows for edge in row["data_offsets"]), len(data)]
+        if any(edges[at] != edges[at + 1] for at in range(0, len(edges), 2)) or len(data) % BLOCK:
+            raise Damaged(path, 0, "tensors and padding do not fill the data")
+        found: list[Tensor] = []
+        start = path.stat().st_size - len(data)
+        for name, row in rows:
+            begin, end = row["data_offsets"]
+            raw = data[begin:end]
+            count = ITEM_BYTES[row["dtype"]]
+            for extent in row["shape"]:
+                count *= extent
+            if count != len(raw):
+                raise Damaged(path, start + begin, f"{name}: bytes disagree with dtype and shape")
+            if re.fullmatch(r"__pad_[0-9]+__", name):
+                if any(raw):
+                    raise Damaged(path, start + begin, "padding that is not zero")
+                continue
+            if begin % 64 or len(found) == len(digests) or digest(raw) != digests[len(found)]:
+                raise Damaged(path, start + begin, f"tensor {name}")
+            found.append(Tensor(name, row["dtype"], row["shape"], raw, digests[len(found)]))
+        return found
+
+    def parts(self, commit: Json) -> dict[tuple[str, str], dict[str, Tensor]]:
+        return {(shard, part): self.load(ref) for shard, part, ref in commit["manifest"]}
+
+    def state_digest(self, commit: Json | None) -> str:
+        """Section 5.1."""
+        rows = [
+            [shard, part, tensor.name, tensor.dtype, tensor.shape, tensor.digest]
+            for (shard, part), tensors in (self.parts(commit) if commit else {}).items()
+            for tensor in tensors.values()
+        ]
+        return digest(b"".join(canonical(row) + b"\n" for row in sorted(rows)))
+
+    def check_history(self) -> int:
+        """Follows the predecessors back to the first segment (3.2); the number of segments."""
+        newer, count = self.segment, 1
+        while (cut := newer.header.record["predecessor"]) is not None:
+            older = Segment(self.root / "wal" / f"{cut['index']:016x}.wal", cut["cut"])
+            last = older.frames[-1]
+            if (last.end, last.chain, last.record["seq"]) != (cut["cut"], cut["chain"], cut["seq"]):
+                raise Damaged(newer.path, 0, "predecessor's end is not where the header says")
+            state = fold(older)
+            for frame in newer.frames[: newer.header.record["copies"]]:
+                state.apply(frame.record, frame.chain)
+            if not state.same_as(opening(newer)["state"]):
+                raise Damaged(newer.path, newer.header.end, "the opening states another state")
+            newer, count = older, count + 1
+        return count

@@ -1,0 +1,421 @@
+"""The store against a plain dictionary: any order of calls, openings and deaths of the process.
+
+The model says what the head, every snapshot and every kept commit hold, what a step means, which
+heads the three undo entries keep, and how many files there may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from shardstore import Ref
+from shardstore.errors import (
+    AmbiguousRefError,
+    IncompleteCommitError,
+    NameTakenError,
+    PartNotFoundError,
+    RefNotFoundError,
+    TransactionError,
+    UsageError,
+)
+from shardstore.fs.memory import MemoryFileSystem
+from shardstore.session import Settings
+from tests.support.stores import content, object_files, open_store, value_of
+
+SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=5)
+PARTS = [("a", "p"), ("a", "q"), ("b", "p")]
+NAMES = ["x", "y", "z"]
+UNDO_ENTRIES = 3
+Content = dict[tuple[str, str], int]
+part_of = st.sampled_from(PARTS)
+
+
+@dataclass(frozen=True)
+class MCommit:
+    """A commit as the model knows it; `ancestors` are the seqs of its line, itself included."""
+
+    seq: int
+    step: int
+    content: tuple[tuple[tuple[str, str], int], ...]
+    ancestors: frozenset[int]
+    parent: int | None
+    line: int
+
+
+@dataclass
+class MUndo:
+    op: str
+    name: str
+    commit: MCommit
+    done: bool = False
+
+
+@dataclass
+class Model:
+    head: MCommit | None = None
+    line: int = 0
+    lines: int = 0
+    kept: dict[int, MCommit] = field(default_factory=dict)
+    """In the log itself: heads, the last two, those of undo entries."""
+    snapshots: dict[str, MCommit] = field(default_factory=dict)
+    undo: list[MUndo] = field(default_factory=list)
+
+    def held_by_undo(self) -> set[int]:
+        return {e.commit.seq for e in self.undo if e.op == "rewind"}
+
+    def commit(self, made: MCommit) -> None:
+        parent = {self.head.seq} if self.head else set()
+        self.kept = {seq: c for seq, c in self.kept.items() if seq in parent | self.held_by_undo()}
+        self.head = self.kept[made.seq] = made
+
+    def move(self, target: MCommit) -> MCommit:
+        """The head goes to `target`, on a line of its own; returns what it left."""
+        assert self.head is not None
+        left, self.head = self.head, target
+        self.lines += 1
+        self.line = self.lines
+        self.kept[target.seq] = target
+        return left
+
+    def prune(self, *more: MCommit) -> None:
+        assert self.head is not None
+        held = {self.head.seq, self.head.parent, *(c.seq for c in more)} | self.held_by_undo()
+        self.kept = {seq: c for seq, c in self.kept.items() if seq in held}
+
+    def push(self, entry: MUndo) -> None:
+        self.undo = [*self.undo, entry][-UNDO_ENTRIES:]
+
+    def named(self) -> dict[int, MCommit]:
+        return {**self.kept, **{c.seq: c for c in self.snapshots.values()}}
+
+    def by_step(self, step: int) -> MCommit | type[Exception]:
+        matches = [c for c in self.named().values() if c.step == step]
+        own = [c for c in matches if self.head and c.seq in self.head.ancestors]
+        if own or len({c.line for c in matches}) == 1:
+            return max(own or matches, key=lambda c: c.seq)
+        return AmbiguousRefError if matches else RefNotFoundError
+
+
+class StoreMachine(RuleBasedStateMachine):
+    @initialize()
+    def create(self) -> None:
+        self.fs = MemoryFileSystem()
+        self.store = open_store(self.fs, settings=SETTINGS)
+        self.model = Model()
+        self.txn: Any = None
+        self.staged: dict[tuple[str, str], int | None] = {}
+        self.said: set[tuple[str, str]] = set()
+        self.value = 0
+        self.sets = 0
+
+    # The transaction
+
+    def _parent(self) -> Content:
+        return dict(self.model.head.content) if self.model.head else {}
+
+    @rule(step=st.integers(0, 3), behind=st.booleans())
+    def begin(self, step: int, behind: bool) -> None:
+        base = self.model.head.step if self.model.head else 0
+        if self.txn is not None:
+            with pytest.raises(TransactionError):
+                self.store.begin(base)
+        elif behind and base:
+            with pytest.raises(TransactionError):
+                self.store.begin(base - 1)
+        else:
+            self.txn = self.store.begin(base + step)
+            self.staged, self.said = {}, set()
+
+    @precondition(lambda self: self.txn is not None)
+    @rule(part=part_of)
+    def stage(self, part: tuple[str, str]) -> None:
+        self.value += 1
+        self.txn.stage(*part, content(self.value))
+        self.staged[part] = self.value
+        self.said.add(part)
+
+    @precondition(lambda self: self.txn is not None)
+    @rule(part=part_of, donate=st.booleans())
+    def check_out(self, part: tuple[str, str], donate: bool) -> None:
+        now = self._seen().get(part)
+        if now is None:
+            with pytest.raises(PartNotFoundError):
+                self.txn.checkout(*part)
+            return
+        checkout = self.txn.checkout(*part)
+        assert int(checkout.numpy()["n"]) == now
+        checkout.numpy()["n"][...] = self.value + 1
+        checkout.numpy()["w"][...] = self.value + 1
+        if donate:
+            self.value += 1
+            self.txn.stage(*part, checkout, donate=True)
+            self.staged[part] = self.value
+            self.said.add(part)
+
+    @precondition(lambda self: self.txn is not None)
+    @rule(part=part_of)
+    def keep(self, part: tuple[str, str]) -> None:
+        if part not in self._parent():
+            with pytest.raises(PartNotFoundError):
+                self.txn.keep(*part)
+            return
+        self.txn.keep(*part)
+        self.staged.pop(part, None)
+        self.said.add(part)
+
+    @precondition(lambda self: self.txn is not None)
+    @rule(part=part_of)
+    def remove(self, part: tuple[str, str]) -> None:
+        if part not in self._parent() and self.staged.get(part) is None:
+            with pytest.raises(PartNotFoundError):
+                self.txn.remove(*part)
+            return
+        self.txn.remove(*part)
+        self.staged[part] = None
+        self.said.add(part)
+
+    @precondition(lambda self: self.txn is not None)
+    @rule()
+    def keep_rest(self) -> None:
+        self.txn.keep_rest()
+        self.said |= set(self._parent())
+
+    def _seen(self) -> Content:
+        merged = {**self._parent(), **self.staged}
+        return {part: value for part, value in merged.items() if value is not None}
+
+    @precondition(lambda self: self.txn is not None)
+    @rule(part=part_of)
+    def load_inside(self, part: tuple[str, str]) -> None:
+        now = self._seen().get(part)
+        if now is None:
+            with pytest.raises(PartNotFoundError):
+                self.txn.load(*part)
+            return
+        with self.txn.load(*part) as loaded:
+            assert int(loaded.numpy()["n"]) == now
+
+    def _whole_commit(self, step: int, parts: set[tuple[str, str]]) -> None:
+        """A step of an ordinary run: some parts are staged, the rest stays."""
+        if self.txn is None:
+            self.begin(step, behind=False)
+        for part in sorted(parts):
+            self.stage(part)
+        self.keep_rest()
+        self.commit()
+
+    # Most of what happens to a store are commits: three of a kind, so that they are drawn often.
+    commit_1 = commit_2 = commit_3 = rule(
+        step=st.integers(0, 2), parts=st.sets(part_of, min_size=1)
+    )(_whole_commit)
+
+    @precondition(lambda self: self.txn is not None)
+    @rule()
+    def commit(self) -> None:
+        missing = set(self._parent()) - self.said
+        if missing:
+            with pytest.raises(IncompleteCommitError) as caught:
+                self.txn.commit()
+            assert set(caught.value.missing) == missing
+            return
+        made = self.txn.commit(metadata={"value": self.value})
+        assert made.parts == set(self._seen())
+        before = self.model.head
+        self.model.commit(
+            MCommit(
+                seq=made.seq,
+                step=made.step,
+                content=tuple(sorted(self._seen().items())),
+                ancestors=(before.ancestors if before else frozenset()) | {made.seq},
+                parent=before.seq if before else None,
+                line=self.model.line,
+            )
+        )
+        self.txn = None
+
+    @precondition(lambda self: self.txn is not None)
+    @rule()
+    def abort(self) -> None:
+        self.txn.abort()
+        self.txn = None
+
+    # Refs
+
+    def _try_beside(self, call: Any) -> None:
+        """An open transaction stands in the way, as it has to; then it is given up."""
+        if self.txn is not None:
+            with pytest.raises(TransactionError):
+                call()
+            self.abort()
+
+    @rule(name=st.sampled_from(NAMES), at=st.sampled_from(["head", *NAMES]))
+    def snapshot(self, name: str, at: str) -> None:
+        target = self.model.head if at == "head" else self.model.snapshots.get(at)
+        self._try_beside(lambda: self.store.snapshot(name, at))
+        if target is None:
+            with pytest.raises(RefNotFoundError):
+                self.store.snapshot(name, at)
+        elif name in self.model.snapshots:
+            with pytest.raises(NameTakenError):
+                self.store.snapshot(name, at)
+        else:
+            assert self.store.snapshot(name, at).seq == target.seq
+            self.model.snapshots[name] = target
+
+    @rule(name=st.sampled_from(NAMES))
+    def delete(self, name: str) -> None:
+        self._try_beside(lambda: self.store.delete(name))
+        if name not in self.model.snapshots:
+            with pytest.raises(RefNotFoundError):
+                self.store.delete(name)
+            return
+        self.store.delete(name)
+        self.model.push(MUndo("delete", name, self.model.snapshots.pop(name)))
+        self._prune_forgotten()
+
+    def _prune_forgotten(self) -> None:
+        """A forgotten undo entry's head goes, unless it is the head or its parent."""
+        held = self.model.held_by_undo()
+        last = {self.model.head.seq, self.model.head.parent} if self.model.head else set()
+        self.model.kept = {s: c for s, c in self.model.kept.items() if s in held | last}
+
+    @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        self._try_beside(lambda: self.store.rewind("head"))
+        if self.model.head is None:
+            with pytest.raises(RefNotFoundError):
+                self.store.rewind("head")
+            return
+        target = data.draw(st.sampled_from(sorted(self.model.named().values(), key=_seq)))
+        names = [n for n, c in self.model.snapshots.items() if c.seq == target.seq]
+        by_name = bool(names) and data.draw(st.booleans())
+        found = self.store.rewind(names[0] if by_name else Ref.seq(target.seq))
+        assert found.seq == target.seq
+        left = self.model.move(target)
+        self.model.push(MUndo("rewind", "main", left))
+        self.model.prune(left)
+
+    def _undo(self) -> None:
+        self._try_beside(self.store.undo)
+        open_entries = [e for e in self.model.undo if not e.done]
+        if not open_entries:
+            with pytest.raises(UsageError, match="nothing to undo"):
+                self.store.undo()
+            return
+        entry = open_entries[-1]
+        if entry.op == "delete" and entry.name in self.model.snapshots:
+            with pytest.raises(NameTakenError):
+                self.store.undo()
+            return
+        self.store.undo()
+        entry.done = True
+        if entry.op == "delete":
+            self.model.snapshots[entry.name] = entry.commit
+        else:
+            entry.commit = self.model.move(entry.commit)
+            self.model.prune()
+
+    undo_1 = undo_2 = rule()(_undo)
+
+    # Openings
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self._open()
+
+    @rule()
+    def die(self) -> None:
+        self.fs = self.fs.kill()
+        self._open()
+
+    @rule(data=st.data())
+    def lose_power(self, data: st.DataObject) -> None:
+        """What was acknowledged is durable, so whatever the disk kept is the same state."""
+        cuts = list(self.fs.power_cuts(limit=6, samples=4, subsets_max=3))
+        self.fs = data.draw(st.sampled_from(cuts))
+        self._open()
+
+    def _open(self) -> None:
+        self.store = open_store(self.fs, "r+", settings=SETTINGS)
+        self.txn = None
+
+    # What must always hold
+
+    @invariant()
+    def the_head_is_the_models(self) -> None:
+        head, expected = self.store.head, self.model.head
+        assert (head.seq if head else None) == (expected.seq if expected else None)
+        if expected is not None:
+            assert self._content(Ref.head) == dict(expected.content)
+
+    @invariant()
+    def what_is_kept_is_the_models(self) -> None:
+        assert [c.seq for c in self.store.kept] == sorted(self.model.kept)
+        assert {s.name: s.seq for s in self.store.snapshots} == {
+            name: c.seq for name, c in self.model.snapshots.items()
+        }
+
+    @rule()
+    def everything_kept_can_be_read(self) -> None:
+        for seq, commit in self.model.named().items():
+            assert self._content(Ref.seq(seq)) == dict(commit.content)
+        for name, commit in self.model.snapshots.items():
+            assert self._content(name) == dict(commit.content)
+        with open_store(self.fs, "r") as reader:
+            for name, commit in self.model.snapshots.items():
+                assert reader.commit_of(name).seq == commit.seq
+
+    @rule(step=st.integers(0, 20))
+    def a_step_means_one_commit(self, step: int) -> None:
+        expected = self.model.by_step(step)
+        if isinstance(expected, MCommit):
+            assert self.store.commit_of(Ref.step(step)).seq == expected.seq
+        else:
+            with pytest.raises(expected):
+                self.store.commit_of(Ref.step(step))
+
+    @invariant()
+    def files_stay_bounded(self) -> None:
+        """A set for each distinct commit that is or was kept at once, two to spare; a manifest for
+        each snapshot that is named or may come back, one to spare."""
+        deleted = [e.commit.seq for e in self.model.undo if e.op == "delete" and not e.done]
+        kept = {*self.model.named(), *deleted}
+        self.sets = max(self.sets, len(kept))
+        snapshots = len(NAMES) + UNDO_ENTRIES + 1
+        assert len(object_files(self.fs)) <= (self.sets + 2) * len(PARTS) + snapshots
+
+    def _content(self, ref: Ref | str) -> Content:
+        parts = self.store.commit_of(ref).parts
+        return {part: value_of(self.store, *part, ref) for part in parts}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+def _seq(commit: MCommit) -> int:
+    return commit.seq
+
+
+@pytest.mark.req("S2", "S5", "S6", "S17")
+class TestModel(StoreMachine.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=50)
+
+
+@pytest.mark.long
+@pytest.mark.req("S2", "S5", "S6", "S17")
+class TestModelLong(StoreMachine.TestCase):
+    settings = settings(max_examples=1500, stateful_step_count=80)
