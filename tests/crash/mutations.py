@@ -35,9 +35,7 @@ TWICE: Profile = (
 Patch = Callable[[], AbstractContextManager[object]]
 
 
-def _skip(
-    phase: str, op: str, path: str, *, nth: int = 1, times: int | None = None
-) -> Mutate:
+def _skip(phase: str, op: str, path: str, *, nth: int = 1, times: int | None = None) -> Mutate:
     """Leave operations out: while creating, opening or working."""
 
     def mutate(faulty: FaultyFileSystem, now: str) -> None:
@@ -73,133 +71,205 @@ BESIDE = "beside the table"
 
 MUTATIONS = (
     Mutation(
-        rule=COMMIT, name="slots are not synced before the append", scenario="commit",
+        rule=COMMIT,
+        name="slots are not synced before the append",
+        scenario="commit",
         mutate=_skip("work", "datasync", "*/objects/*"),
     ),
     Mutation(
-        rule=COMMIT, name="the log is not synced before the call returns", scenario="commit",
+        rule=COMMIT,
+        name="the log is not synced before the call returns",
+        scenario="commit",
         mutate=_skip("work", "datasync", "*/wal/*.wal"),
     ),
     Mutation(
-        rule=COMMIT, name="the directory of a new slot is not synced", scenario="commit",
+        rule=COMMIT,
+        name="the directory of a new slot is not synced",
+        scenario="commit",
         mutate=_skip("work", "sync_directory", "*/objects"),
     ),
     Mutation(
-        rule=FLAG, name="an abort forgets that its slots are new", scenario="abort",
+        rule=FLAG,
+        name="an abort forgets that its slots are new",
+        scenario="abort",
         patch=patches.abort_clears_flag,
     ),
     Mutation(
-        rule=FREE, name="what a commit will free is free when it begins", scenario="commit",
+        rule=FREE,
+        name="what a commit will free is free when it begins",
+        scenario="commit",
         patch=patches.free_at_begin,
     ),
     Mutation(
-        rule=REF, name="a snapshot's manifest object is not synced", scenario="snapshot",
+        rule=REF,
+        name="a snapshot's manifest object is not synced",
+        scenario="snapshot",
         patch=patches.ref_without_object_sync,
     ),
     Mutation(
-        rule=REF, name="a snapshot's record is not synced", scenario="snapshot",
+        rule=REF,
+        name="a snapshot's record is not synced",
+        scenario="snapshot",
         patch=patches.ref_without_log_sync,
     ),
     Mutation(
-        rule=REF, name="a deletion's record is not synced, then its slots are staged into",
-        scenario="delete", patch=patches.ref_without_log_sync,
+        rule=REF,
+        name="a deletion's record is not synced, then its slots are staged into",
+        scenario="delete",
+        patch=patches.ref_without_log_sync,
     ),
     Mutation(
-        rule=OPENING, name="objects/ is not synced", scenario="stage", profile=TWICE,
+        rule=OPENING,
+        name="objects/ is not synced",
+        scenario="stage",
+        profile=TWICE,
         mutate=_skip("open", "sync_directory", "*/objects"),
     ),
     Mutation(
-        rule=OPENING, name="the root is not synced", scenario="create", profile=TWICE,
+        rule=OPENING,
+        name="the root is not synced",
+        scenario="create",
+        profile=TWICE,
         mutate=_skip("open", "sync_directory", "/run"),
     ),
     Mutation(
-        rule=OPENING, name="the directory above the root is not synced", scenario="create",
-        profile=TWICE, mutate=_skip("open", "sync_directory", "/"),
+        rule=OPENING,
+        name="the directory above the root is not synced",
+        scenario="create",
+        profile=TWICE,
+        mutate=_skip("open", "sync_directory", "/"),
     ),
     Mutation(
-        rule=OPENING, name="the segment is not synced before its rename", scenario="opening",
+        rule=OPENING,
+        name="the segment is not synced before its rename",
+        scenario="opening",
         mutate=_skip("open", "datasync", "*/wal/tmp"),
     ),
     Mutation(
-        rule=OPENING, name="wal/ is not synced after the rename", scenario="opening",
+        rule=OPENING,
+        name="wal/ is not synced after the rename",
+        scenario="opening",
         mutate=_skip("open", "sync_directory", "*/wal", nth=2),
     ),
     Mutation(
-        rule=OPENING, name="unproven frames are not copied", scenario="failed log sync",
+        rule=OPENING,
+        name="unproven frames are not copied",
+        scenario="failed log sync",
         patch=patches.no_copies,
     ),
     Mutation(
-        rule=OPENING, name="slots of a copied store are not synced", scenario="copy",
+        rule=OPENING,
+        name="slots of a copied store are not synced",
+        scenario="copy",
         mutate=_skip("open", "datasync", "*/objects/*"),
     ),
     Mutation(
-        rule=OPENING, name="the log of a copied store is not synced", scenario="copy",
+        rule=OPENING,
+        name="the log of a copied store is not synced",
+        scenario="copy",
         mutate=_skip("open", "datasync", "*/wal/*.wal"),
     ),
     Mutation(
-        rule=OPENING, name="STORE of a copied store is not synced", scenario="copy",
+        rule=OPENING,
+        name="STORE of a copied store is not synced",
+        scenario="copy",
         mutate=_skip("open", "datasync", "*/STORE"),
     ),
     Mutation(
-        rule=ROLL, name="the segment is not synced before its rename", scenario="roll",
+        rule=ROLL,
+        name="the segment is not synced before its rename",
+        scenario="roll",
         mutate=_skip("work", "datasync", "*/wal/tmp"),
     ),
     Mutation(
-        rule=ROLL, name="wal/ is not synced after the rename", scenario="roll",
+        rule=ROLL,
+        name="wal/ is not synced after the rename",
+        scenario="roll",
         mutate=_skip("work", "sync_directory", "*/wal"),
     ),
     Mutation(
-        rule=CREATE, name="STORE is not synced before its rename", scenario="create",
+        rule=CREATE,
+        name="STORE is not synced before its rename",
+        scenario="create",
         mutate=_skip("create", "datasync", "*/STORE.tmp"),
     ),
     Mutation(
-        rule=CREATE, name="the first segment is not synced", scenario="create",
+        rule=CREATE,
+        name="the first segment is not synced",
+        scenario="create",
         mutate=_skip("create", "datasync", "*/wal/tmp", times=1),
     ),
     Mutation(
-        rule=CREATE, name="wal/ is not synced before STORE is there", scenario="create",
+        rule=CREATE,
+        name="wal/ is not synced before STORE is there",
+        scenario="create",
         mutate=_skip("create", "sync_directory", "*/wal", times=1),
     ),
     Mutation(
-        rule=CREATE, name="the root is not synced before STORE is there", scenario="create",
+        rule=CREATE,
+        name="the root is not synced before STORE is there",
+        scenario="create",
         mutate=_skip("create", "sync_directory", "/run", times=1),
     ),
     Mutation(
-        rule=CREATE, name="the root is not synced after STORE is there", scenario="create",
+        rule=CREATE,
+        name="the root is not synced after STORE is there",
+        scenario="create",
         mutate=_skip("create", "sync_directory", "/run", nth=2),
     ),
     Mutation(
-        rule=CREATE, name="the directory above the root is not synced", scenario="create",
+        rule=CREATE,
+        name="the directory above the root is not synced",
+        scenario="create",
         mutate=_skip("create", "sync_directory", "/"),
     ),
     Mutation(
-        rule=CREATE, name="STORE comes before the first segment", scenario="create",
+        rule=CREATE,
+        name="STORE comes before the first segment",
+        scenario="create",
         patch=patches.store_first,
     ),
     Mutation(
-        rule=BESIDE, name="an opening goes on in the segment that it found",
-        scenario="failed append", profile=TWICE, patch=patches.append_to_found_segment,
+        rule=BESIDE,
+        name="an opening goes on in the segment that it found",
+        scenario="failed append",
+        profile=TWICE,
+        patch=patches.append_to_found_segment,
     ),
     Mutation(
-        rule=BESIDE, name="a failed sync of the log does not poison", scenario="failed log sync",
+        rule=BESIDE,
+        name="a failed sync of the log does not poison",
+        scenario="failed log sync",
         patch=patches.no_poison,
     ),
 )
 
 NOT_YET = (
-    ("freeing only after the log sync returned, with two commits in flight",
-     "commits are synchronous; the mutation above frees before the append"),
-    ("at opening: slot sync of a store that is no copy",
-     "every record is durable, so its slots were synced before; applies to deferred durability"),
-    ("object sync before a ref record, of other commits' objects",
-     "every commit before it was durable; applies to deferred durability"),
-    ("at a roll: sync of objects and of the old segment",
-     "every record was synced before the roll; applies to deferred durability"),
+    (
+        "freeing only after the log sync returned, with two commits in flight",
+        "commits are synchronous; the mutation above frees before the append",
+    ),
+    (
+        "at opening: slot sync of a store that is no copy",
+        "every record is durable, so its slots were synced before; applies to deferred durability",
+    ),
+    (
+        "object sync before a ref record, of other commits' objects",
+        "every commit before it was durable; applies to deferred durability",
+    ),
+    (
+        "at a roll: sync of objects and of the old segment",
+        "every record was synced before the roll; applies to deferred durability",
+    ),
     ("create: sync of objects/", "the directory is empty then, and every opening syncs it"),
-    ("at opening: sync of wal/ before the new segment is made",
-     "the sync after its rename covers the same names before anything depends on them"),
-    ("un-keep before testing pins; lock before the kept check, on the log",
-     "readers have no pins yet"),
+    (
+        "at opening: sync of wal/ before the new segment is made",
+        "the sync after its rename covers the same names before anything depends on them",
+    ),
+    (
+        "un-keep before testing pins; lock before the kept check, on the log",
+        "readers have no pins yet",
+    ),
     ("compress: each sync and order", "segments are not compressed yet"),
 )
 
@@ -208,9 +278,7 @@ def find(mutation: Mutation) -> list[str] | None:
     """The shortest trace to a wrong state, None where nothing is found."""
     scenario = SCENARIOS[mutation.scenario]
     with mutation.patch():
-        explorer = Explorer(
-            scenario, mutation.profile, mutate=mutation.mutate, findings_max=1
-        )
+        explorer = Explorer(scenario, mutation.profile, mutate=mutation.mutate, findings_max=1)
         findings = explorer.run().findings
     return findings[0] if findings else None
 

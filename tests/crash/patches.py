@@ -67,9 +67,7 @@ def no_copies() -> Patch:
 
     def trusting(view: LogView) -> Predecessor:
         before, last = predecessor_of(view), view.last
-        return Predecessor(
-            index=before.index, cut=last.frame.end, seq=last.seq, chain=last.chain
-        )
+        return Predecessor(index=before.index, cut=last.frame.end, seq=last.seq, chain=last.chain)
 
     return patch.object(recovery, "predecessor_of", trusting)
 
@@ -134,5 +132,3 @@ class _Forgiving:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-

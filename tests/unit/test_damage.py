@@ -136,9 +136,7 @@ def frame_places(store: HealthyStore, step: int) -> list[int]:
     """Every byte of the envelopes, every `step`th of the records and their fill."""
     segment = Segment(store.segment)
     frames = [segment.header, *segment.frames]
-    inner = [
-        at for frame in frames for at in range(frame.offset + ENVELOPE, frame.end - 1, step)
-    ]
+    inner = [at for frame in frames for at in range(frame.offset + ENVELOPE, frame.end - 1, step)]
     outer = [frame.offset + at for frame in frames for at in range(ENVELOPE)]
     return sorted({*inner, *outer, *(frame.end - 1 for frame in frames)})
 

@@ -60,9 +60,7 @@ def judge(data: bytes, offset: int = 0, seq: int = 7) -> BadFrame | bool:
 def test_a_record_comes_back_from_its_frame(
     record: bytes, magic: bytes, log_synced: int, lead: int
 ) -> None:
-    frame = build_frame(
-        magic, salt=SALT, predecessor=CHAIN, log_synced=log_synced, record=record
-    )
+    frame = build_frame(magic, salt=SALT, predecessor=CHAIN, log_synced=log_synced, record=record)
     assert 0 not in frame
     assert len(frame) == frame_bytes(len(record)) and len(frame) % BLOCK == 0
     found = parse_frame(b"x" * lead * BLOCK + frame + ZEROS, lead * BLOCK)
