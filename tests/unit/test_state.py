@@ -140,7 +140,7 @@ def test_a_record_that_does_not_fit_is_damage_with_its_place(
         chain=records[at].chain,
         segment=1,
     )
-    with pytest.raises(CorruptionError, match="does not (fit|add up)") as caught:
+    with pytest.raises(CorruptionError, match=r"does not (fit|add up)") as caught:
         fold([*records[:at], wrong, *records[at + 1 :]], 0, ROOT)
     assert caught.value.offset == records[at].frame.offset
     assert caught.value.file.endswith("0000000000000001.wal")
