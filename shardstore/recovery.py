@@ -73,8 +73,10 @@ class Plan:
             lines.append("an interrupted append at the end of the log is cut off")
         if self.abandoned:
             lines.append(f"records {self.abandoned} are not proven durable and are given up")
-        if self.unproven:
-            lines.append(f"{self.unproven} records whose sync is not proven are written again")
+        if self.unproven == 1:
+            lines.append("the newest record is carried over into the next segment, as always")
+        elif self.unproven:
+            lines.append(f"the newest {self.unproven} records are carried over, as always")
         if self.copied:
             lines.append("this directory is a copy of another store; it gets an instance id")
         if self.unused_slots:

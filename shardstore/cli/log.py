@@ -87,7 +87,9 @@ def _line(entry: Entry) -> str:
 
 
 def _metrics(metadata: dict[str, Any]) -> str:
-    """The first few plain numbers and words of a commit's metadata."""
+    """The first few plain numbers and words of a commit's metadata, of its `metrics` if it has."""
+    inner = metadata.get("metrics")
+    metadata = inner if isinstance(inner, dict) else metadata
     plain = [
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in metadata.items()
