@@ -300,7 +300,7 @@ def render() -> str:
         "# What catches the loss of each ordering rule",
         "",
         "Written by `python -m tests.crash.mutations`; a test keeps it true. Each line leaves one",
-        "rule of the table in `docs/design.md` out of the real code; the crash explorer must find",
+        "rule of the protocol (`docs/design.md`) out of the real code; the crash explorer must find",
         "a wrong state, and finds none with the rule in place.",
         "",
         "| rule | left out or done wrongly | scenario | shortest trace |",
