@@ -81,9 +81,5 @@ class SlotTable:
         """A sync of the directory returned."""
         self._unsynced.clear()
 
-    def free_bytes(self) -> int:
-        """Bytes of files that wait to be written again."""
-        return sum(size * len(slots) for size, slots in self._free.items())
-
     def _pool(self, slot: int) -> None:
         heapq.heappush(self._free.setdefault(self._sizes[slot], []), slot)

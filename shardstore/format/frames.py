@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from shardstore.format.digests import ZERO_DIGEST, chain_hash, digest
+from shardstore.format.digests import chain_hash, digest
 
 BLOCK = 4096
 SECTOR = 512
@@ -142,11 +142,6 @@ def judge_tail(data: bytes, bad: BadFrame, *, salt: str, seq: int) -> BadFrame |
 def is_zero(data: bytes, begin: int, end: int) -> bool:
     """Whether the bytes from begin to end are all zero."""
     return data[begin:end] == bytes(max(0, min(end, len(data)) - begin))
-
-
-def first_predecessor() -> str:
-    """What the first record of a store names as its predecessor."""
-    return ZERO_DIGEST
 
 
 def _bad(offset: int, what: str, expected: bytes, found: bytes) -> BadFrame:
