@@ -142,15 +142,19 @@ class Segment:
             frame = self._envelope(at, self.salt)
             if frame is not None and frame.log_synced >= seq:
                 raise Damaged(self.path, start, f"frame {seq} was synced and is bad")
-        at = start
+        at = behind = start
         while at < len(self.data):
-            frame = self._envelope(at, self.salt)
+            if not any(self.data[at : at + BLOCK]):
+                at += BLOCK
+                continue
+            frame = self._envelope(at, self.salt) if at > start else None
             if frame and (frame.magic != b"SSFR" or frame.record["seq"] <= seq):
                 frame = None
             end = frame.end if frame else self._region_end(at)
-            if frame is None and not looks_torn(self.data[at:end]):
+            lost = bytes(at - behind)  # zero blocks may be the lost beginning of the region
+            if frame is None and not looks_torn(lost + self.data[at:end]):
                 raise Damaged(self.path, start, "bytes that no interrupted write leaves")
-            at = end
+            at = behind = end
         self.tail = "torn"
 
     def _region_end(self, at: int) -> int:
