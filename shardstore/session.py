@@ -21,7 +21,7 @@ from shardstore.errors import (
     StepMovedOnError,
     StorageError,
 )
-from shardstore.format.layout import ObjectHeader, ObjectLayout, object_digest
+from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest, object_digest
 from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
 from shardstore.fs.calls import close_quietly, storage_error
@@ -150,6 +150,7 @@ class Session:
         The buffer stays the caller's.
         """
         size, digest = layout.total_bytes, object_digest(header)
+        head = head_digest(buffer.view, layout.header_bytes)
         buffer.view[: layout.header_bytes] = header
         _, slots = self.check_writable()
         slot, create = slots.reserve(size)
@@ -170,7 +171,8 @@ class Session:
             raise self.storage_error("writing an object", error, needed=size) from error
         if create:
             slots.created(slot, size)
-        return WrittenObject(reference=ObjectRef(slot, *write, size, digest), file=file)
+        reference = ObjectRef(slot, *write, size, digest, head, "raw")
+        return WrittenObject(reference=reference, file=file)
 
     def _forget_failed(self, slot: int, create: bool, path: str) -> None:
         assert self.slots is not None

@@ -24,6 +24,11 @@ def digest(*pieces: Bytes) -> str:
     return state.hexdigest()
 
 
+def short_digest(data: Bytes) -> str:
+    """xxh3_64, hexadecimal: for hints that another digest backs."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
 def canonical_json(value: Any) -> bytes:
     """The one JSON spelling of a value (FORMAT.md section 1): ASCII, sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardstore.errors import CorruptionError
-from shardstore.format.digests import Bytes, digest
+from shardstore.format.digests import Bytes, digest, short_digest
 from shardstore.format.headers import ObjectHeader, check_size, header_length, parse_header
 from shardstore.format.placement import (
     BLOCK_BYTES,
@@ -34,16 +34,24 @@ __all__ = [
     "build_header",
     "check_data",
     "find_damage",
+    "head_digest",
     "header_length",
     "object_digest",
     "parse_header",
     "plan_layout",
 ]
 
+HEAD_BYTES = 256 * 1024
+
 
 def object_digest(header_region: Bytes) -> str:
     """The digest that stands in an object's reference."""
     return digest(header_region)
+
+
+def head_digest(data: Bytes, header_bytes: int) -> str:
+    """Digest of the first 256 KiB behind the header region; `data` is the file's beginning."""
+    return short_digest(memoryview(data)[header_bytes : header_bytes + HEAD_BYTES])
 
 
 def find_damage(header: ObjectHeader, data: Bytes, *, file: str) -> Iterator[CorruptionError]:

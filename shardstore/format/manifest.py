@@ -27,6 +27,10 @@ class ObjectRef(NamedTuple):
     counter: int
     size: int
     digest: str
+    head: str
+    """Digest of the data's beginning: where it differs from a parent's, the data differ."""
+    format: str
+    """Storage format, which the file's name carries too."""
 
 
 Manifest = Mapping[Part, ObjectRef]

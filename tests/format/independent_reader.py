@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from tests.format.independent_log import (
     BLOCK,
     HEADER_BYTES,
@@ -22,7 +24,7 @@ from tests.format.independent_log import (
 )
 
 Reference = list[Json]
-"""`[slot, epoch, counter, size, digest]`, section 4."""
+"""`[slot, epoch, counter, size, digest, head, format]`, section 4."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -197,11 +199,11 @@ class IndependentReader:
         return None if seq is None else self.state.commits[seq]
 
     def object_path(self, reference: Reference) -> Path:
-        return self.root / "objects" / f"{reference[0]:06x}.raw"
+        return self.root / "objects" / f"{reference[0]:06x}.{reference[6]}"
 
     def load(self, reference: Reference) -> dict[str, Tensor]:
         """Section 5: verifies header region, tensors and padding; returns the tensors by name."""
-        path, (_, epoch, counter, size, expected) = self.object_path(reference), reference
+        path, (_, epoch, counter, size, expected, head, _) = self.object_path(reference), reference
         if not path.exists():
             raise Damaged(path, 0, "missing")
         data = path.read_bytes()
@@ -209,6 +211,8 @@ class IndependentReader:
         region = data[:start]
         if start % BLOCK or len(data) != size or digest(region) != expected:
             raise Damaged(path, 0, "length or header region is not that of the reference")
+        if xxhash.xxh3_64_hexdigest(data[start : start + 262_144]) != head:
+            raise Damaged(path, start, "beginning of the data is not that of the reference")
         header = json.loads(region[8:])
         about = header.pop("__metadata__")
         if about["write"] != f"{epoch:016x}-{counter:016x}" or about["store"] != self.uuid:

@@ -1,7 +1,7 @@
 """Initialising a run holds one shard at a time: peak memory is bounded by the largest shard.
 
-Method: `trainer init` as a process of its own; the system says what it took at most. A small process
-starts it, since the peak that a process begins with is that of the one that started it.
+Method: `trainer init` as a process of its own; the system says what it took at most. A small
+process starts it, since the peak that a process begins with is that of the one that started it.
 """
 
 from __future__ import annotations
