@@ -17,9 +17,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardstore.context import Settings
     from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
     from shardstore.refs import Ref
     from shardstore.store import Store
+    from shardstore.ticket import Ticket
     from shardstore.transaction import Transaction
     from shardstore.views import Commit, Snapshot, TensorInfo
 
@@ -28,10 +30,12 @@ __all__ = [
     "Commit",
     "CorruptionError",
     "Ref",
+    "Settings",
     "ShardStoreError",
     "Snapshot",
     "Store",
     "TensorInfo",
+    "Ticket",
     "Transaction",
     "UnavailableError",
     "UsageError",
@@ -39,8 +43,10 @@ __all__ = [
 
 _HOMES = {
     "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
+    "context": ("Settings",),
     "refs": ("Ref",),
     "store": ("Store",),
+    "ticket": ("Ticket",),
     "transaction": ("Transaction",),
     "views": ("Commit", "Snapshot", "TensorInfo"),
 }

@@ -1,13 +1,16 @@
 """Host buffers: page-aligned memory that is allocated and touched once and then used for ever.
 
 Fresh memory is an order of magnitude slower than warm memory, so the pool keeps what it has: as
-many buffers as were ever lent at once, each large enough for what it served. `trim` gives back.
+many buffers as were ever lent at once, each large enough for what it served. `trim` gives back. The
+budget says from when on memory that waits makes way for other sizes; who may be lent how much is
+for `host_cache` to say.
 
 Contract: a `Buffer` has one owner, who calls `release` when done; acquiring and releasing is safe
-from any thread, the bytes are the owner's to guard. Memory goes back on the free list only when
-the buffer was released *and* the last view made of it (memoryview, array, tensor) is gone: whoever
-holds a view can neither crash nor see another object's bytes. A buffer that is dropped without
-`release` comes back in the same way. `shardstore.torch` registers buffers with CUDA.
+from any thread, the bytes are the owner's to guard. `share` gives a second buffer over the same
+memory. Memory goes back on the free list only when every buffer over it was released *and* the last
+view made of one (memoryview, array, tensor) is gone: whoever holds a view can neither crash nor see
+another object's bytes. A buffer that is dropped without `release` comes back in the same way.
+`shardstore.torch` registers buffers with CUDA.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _GRANULES = ((32 << 20, HUGE_PAGE_BYTES), (1 << 20, 64 << 10), (0, PAGE_BYTES))
 class HostMemory:
     """One aligned stretch of anonymous memory. It is unmapped when nobody refers to it."""
 
-    __slots__ = ("__weakref__", "_map", "_start", "address", "capacity", "registered")
+    __slots__ = ("__weakref__", "_map", "_start", "address", "capacity", "leases", "registered")
 
     def __init__(self, capacity: int) -> None:
         huge = capacity >= 2 * HUGE_PAGE_BYTES
@@ -42,6 +45,8 @@ class HostMemory:
         self._start = -base % (HUGE_PAGE_BYTES if huge else PAGE_BYTES)
         self.address = base + self._start
         self.capacity = capacity
+        self.leases = 0
+        """Exporters that are alive; the pool's to count."""
         self.registered: bool | None = None
         """Whether CUDA knows this memory; None until somebody asked."""
         ctypes.memset(self.address, 0, capacity)
@@ -95,7 +100,10 @@ class Buffer:
 class BufferPool:
     """Hands out buffers and takes them back; see the module for who owns what."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        self.budget_bytes = budget_bytes
+        """Free memory is given back before more is taken than this; None: only what is too small
+        for a wish makes way for it."""
         self._lock = threading.Lock()
         self._free: list[HostMemory] = []
         """Sorted by capacity."""
@@ -115,6 +123,11 @@ class BufferPool:
             self._collect()
             return sum(memory.capacity for memory in self._free)
 
+    @property
+    def lent_bytes(self) -> int:
+        """Memory over which somebody holds a buffer or a view."""
+        return self._allocated_bytes - self.free_bytes
+
     def acquire(self, size: int) -> Buffer:
         """A buffer of exactly `size` bytes with any content."""
         capacity = _capacity(size)
@@ -125,6 +138,24 @@ class BufferPool:
                 self._allocated_bytes += capacity
         if memory is None:
             memory = self._allocate(capacity)
+        return self._lend(memory, size)
+
+    def share(self, buffer: Buffer) -> Buffer:
+        """Another buffer over the memory of one that this pool lent. Neither may be written to
+        while both are there."""
+        assert buffer.memory is not None
+        return self._lend(buffer.memory, buffer.size)
+
+    def is_shared(self, buffer: Buffer) -> bool:
+        """Whether there is another buffer, or a view of one, over the same memory."""
+        assert buffer.memory is not None
+        with self._lock:
+            self._collect()
+            return buffer.memory.leases > 1
+
+    def _lend(self, memory: HostMemory, size: int) -> Buffer:
+        with self._lock:
+            memory.leases += 1
         exporter = memory.lend()
         # The registry of finalizers keeps the memory mapped for as long as the exporter lives.
         weakref.finalize(exporter, self._returned.append, memory).atexit = False
@@ -146,10 +177,16 @@ class BufferPool:
         if index == len(self._free):
             if self._free:
                 self._allocated_bytes -= self._free.pop().capacity
+            while self._free and self._is_over(capacity):
+                self._allocated_bytes -= self._free.pop().capacity
             return None
         found = self._free[index].capacity
         # Of equal ones the last to come back: it is the warmest.
         return self._free.pop(bisect_right(self._free, found, key=_capacity_of) - 1)
+
+    def _is_over(self, capacity: int) -> bool:
+        budget = self.budget_bytes
+        return budget is not None and self._allocated_bytes + capacity > budget
 
     def _allocate(self, capacity: int) -> HostMemory:
         try:
@@ -166,7 +203,10 @@ class BufferPool:
     def _collect(self) -> None:
         """Put what came back on the free list. The caller holds the lock."""
         while self._returned:
-            insort(self._free, self._returned.popleft(), key=_capacity_of)
+            memory = self._returned.popleft()
+            memory.leases -= 1
+            if not memory.leases:
+                insort(self._free, memory, key=_capacity_of)
 
 
 def _capacity_of(memory: HostMemory) -> int:

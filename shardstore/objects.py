@@ -7,14 +7,17 @@ kept; `session` turns damage into StepMovedOnError where the writer has moved on
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 
 from shardstore.buffers import Buffer
 from shardstore.errors import CorruptionError
 from shardstore.format.layout import (
+    DataCheck,
     ObjectHeader,
-    check_data,
+    check_size,
     header_length,
     object_digest,
     parse_header,
@@ -23,30 +26,71 @@ from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import slot_file
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
+from shardstore.workers import InlineWorkers, Job, Workers
 
-PIECE_BYTES = 16 * 1024 * 1024
+PIECE_BYTES = 8 * 1024 * 1024
 
 
 class ObjectReader:
     """Reads the objects of one store. Any thread may call."""
 
-    def __init__(self, fs: FileSystem, root: str) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        workers: Workers | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self._fs = fs
         self._root = root
+        self._workers = workers or InlineWorkers()
+        self._piece_bytes = piece_bytes
 
     def read(self, part: Part, reference: ObjectRef, step: int, buffer: Buffer) -> ObjectHeader:
-        """Fill the buffer with the whole object and verify every byte."""
+        """Fill the buffer with the whole object and verify every byte.
+
+        Pieces are read ahead; each is digested while the next ones arrive.
+        """
         path, what = self._describe(part, reference, step)
         file = self._open(path, what, reference, direct=buffer.aligned)
         view = buffer.view[: reference.size]
+        check = _Check(view, part, reference, path, what)
         try:
-            for at in range(0, reference.size, PIECE_BYTES):
-                file.pread(at, view[at : at + PIECE_BYTES])
+            for end in self._arriving(file, view, what):
+                check.advance(end)
         except OSError as error:
             raise storage_error(self._fs, self._root, "reading an object", error) from error
         finally:
             close_quietly(file)
-        return check_object(view, part, reference, path, what)
+        return check.header()
+
+    def _arriving(self, file: File, view: memoryview, what: str) -> Iterator[int]:
+        """Reads the file into `view`; yields up to where it is there, in order."""
+        starts = iter(range(0, len(view), self._piece_bytes))
+        jobs: deque[tuple[int, int, Job[int]]] = deque()
+
+        def submit(count: int) -> None:
+            for start in islice(starts, count):
+                end = min(len(view), start + self._piece_bytes)
+                job = self._workers.io(file.pread, start, view[start:end])
+                jobs.append((start, end, job))
+
+        submit(self._workers.depth)
+        try:
+            while jobs:
+                start, end, job = jobs.popleft()
+                count = job.result()
+                if count != end - start:  # else what the buffer held before would be checked
+                    raise CorruptionError(
+                        f"{what}: the file was cut off while it was read", file=file.path,
+                        offset=start + count, expected=len(view), found=start + count,
+                    )  # fmt: skip
+                submit(1)
+                yield end
+        finally:
+            for _, _, job in jobs:  # they write into the buffer
+                with suppress(OSError):
+                    job.result()
 
     def read_header(self, part: Part, reference: ObjectRef, step: int) -> ObjectHeader:
         """Read and verify the header region only."""
@@ -90,16 +134,48 @@ class ObjectReader:
         return file
 
 
+class _Check:
+    """Verifies an object while it arrives: header region, then tensors and padding."""
+
+    def __init__(
+        self, view: memoryview, part: Part, reference: ObjectRef, path: str, what: str
+    ) -> None:
+        self._view = view
+        self._part = part
+        self._reference = reference
+        self._path = path
+        self._what = what
+        self._data: DataCheck | None = None
+        self._header: ObjectHeader | None = None
+
+    def advance(self, end: int) -> None:
+        """Raises CorruptionError for the first damage before `end`."""
+        with naming(self._what):
+            size = header_length(self._view[:8], file=self._path, file_size=len(self._view))
+        if self._data is None:
+            if end < size:
+                return
+            region = self._view[:size]
+            self._header = check_header(region, self._part, self._reference, self._path, self._what)
+            with naming(self._what):
+                check_size(self._header.layout, len(self._view), self._path)
+            self._data = DataCheck(self._header, self._view, file=self._path)
+        with naming(self._what):
+            for error in self._data.advance(end):
+                raise error
+
+    def header(self) -> ObjectHeader:
+        assert self._header is not None
+        return self._header
+
+
 def check_object(
     data: memoryview, part: Part, reference: ObjectRef, path: str, what: str
 ) -> ObjectHeader:
     """Verify an object's bytes against its reference, or CorruptionError with the place."""
-    with naming(what):
-        size = header_length(data[:8], file=path, file_size=len(data))
-    header = check_header(data[:size], part, reference, path, what)
-    with naming(what):
-        check_data(header, data, file=path)
-    return header
+    check = _Check(data, part, reference, path, what)
+    check.advance(len(data))
+    return check.header()
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardstore.commit_protocol import cut_zeros_quietly
+from shardstore.context import Settings
 from shardstore.errors import (
     CorruptionError,
     NotAStoreError,
@@ -31,10 +33,11 @@ from shardstore.format.names import (
     slot_file,
     slot_number,
 )
+from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
-from shardstore.session import Session, Settings, cut_zeros_quietly
+from shardstore.session import Session
 from shardstore.slots import SlotTable
-from shardstore.wal.reader import LogView, list_segments, read_bytes, read_log
+from shardstore.wal.reader import LogView, durable_state, list_segments, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
@@ -189,14 +192,14 @@ def open_for_write(
         opening=opening,
         prewrite=settings.prewrite_bytes,
     )
-    session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
-    session.writer = writer
     try:
-        session.slots = SlotTable(fs, root, view.state.needed())
+        slots = SlotTable(fs, root, view.state.needed())
     except OSError:
-        session.close()
+        close_quietly(writer)
         raise
-    session.slots.unlink_odd()
+    slots.unlink_odd()
+    session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
+    session.start_writing(writer, slots)
     cut_zeros_quietly(fs, root, view.segment.index)
     return session, found
 
@@ -205,11 +208,28 @@ def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
     """Replay in memory; changes no byte."""
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
-    view = read_log(fs, root, uuid=uuid)
+    return reading_session(fs, root, uuid, read_log(fs, root, uuid=uuid), settings)
+
+
+def reading_session(
+    fs: FileSystem, root: str, uuid: str, view: LogView, settings: Settings
+) -> Session:
+    """A session that reads, from a log that was just read."""
     session = Session(
-        fs, root, uuid=uuid, state=view.state, settings=settings, opening=view.opening
+        fs,
+        root,
+        uuid=uuid,
+        state=view.state,
+        settings=settings,
+        opening=view.opening,
+        durable=durable_state(view, root),
     )
-    session.refresh = lambda: read_log(fs, root, uuid=uuid).state
+
+    def refresh() -> tuple[State, State]:
+        newer = read_log(fs, root, uuid=uuid)
+        return newer.state, durable_state(newer, root)
+
+    session.refresh = refresh
     return session
 
 

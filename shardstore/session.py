@@ -1,67 +1,38 @@
 """The insides of one open store, shared by the operations on it.
 
-A session owns the state, the open end of the log, the slots and the poison. `transaction` and
-`snapshot` build records and objects and hand them to `publish`, which is the one place where the
-order of the commit protocol stands. Everything that changes the store holds `lock`.
+A session owns what its parts share (`context`), the host's buffers and, in a writer, slots, staging
+and the pipeline. Reading stands here; writing goes through `stage_*` and `publish`. Everything that
+changes the store holds `lock`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shardstore.buffers import Buffer, BufferPool
+from shardstore.commit_protocol import CommitProtocol, Make
+from shardstore.context import Context, Settings
 from shardstore.errors import (
-    ClosedError,
     CorruptionError,
-    PoisonedError,
     ReadOnlyError,
+    ShardStoreError,
     StepMovedOnError,
-    StorageError,
 )
-from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest, object_digest
+from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
-from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
-from shardstore.fs.calls import close_quietly, storage_error
-from shardstore.fs.protocol import File, FileSystem
-from shardstore.objects import PIECE_BYTES, ObjectReader
+from shardstore.format.names import SNAPSHOT_SHARD
+from shardstore.fs.protocol import FileSystem
+from shardstore.host_cache import HostCache, default_budget_bytes
+from shardstore.objects import ObjectReader
+from shardstore.pipeline import Pipeline
 from shardstore.slots import SlotTable
-from shardstore.wal.reader import list_segments
+from shardstore.staging import StagedObject, Staging
 from shardstore.wal.state import State
-from shardstore.wal.writer import (
-    COMMITS_PER_SEGMENT,
-    PREWRITE_BYTES,
-    SEGMENT_BYTES,
-    Predecessor,
-    SegmentWriter,
-    cut_zeros,
-    make_segment,
-)
+from shardstore.wal.writer import SegmentWriter
+from shardstore.workers import Done, Job
 
-Trace = Callable[[str, Mapping[str, Any]], None]
-"""Called with an event's name and fields, on the thread that acts, before it acts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What may differ between openings of the same store."""
-
-    prewrite_bytes: int = PREWRITE_BYTES
-    """Zeros written ahead of the log's end."""
-    commits_per_segment: int = COMMITS_PER_SEGMENT
-    segment_bytes: int = SEGMENT_BYTES
-    """A segment that is longer than this, or holds that many commits, is succeeded."""
-    trace: Trace | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class WrittenObject:
-    """An object in its slot, not yet synced and in no manifest."""
-
-    reference: ObjectRef
-    file: File
+_OVER: Job[None] = Done()
 
 
 class Source(Protocol):
@@ -74,7 +45,7 @@ class Source(Protocol):
 
 
 class Session:
-    """See the module's docstring. `writer` and `slots` are None in a session that reads."""
+    """See the module's docstring. Without `start_writing` a session reads."""
 
     def __init__(
         self,
@@ -85,137 +56,194 @@ class Session:
         state: State,
         settings: Settings,
         opening: Mapping[str, Any],
+        durable: State | None = None,
     ) -> None:
+        self.context = Context(fs, root, uuid=uuid, epoch=int(opening["epoch"]), settings=settings)
         self.fs = fs
         self.root = root
         self.uuid = uuid
-        self.state = state
         self.settings = settings
         self.opening = opening
-        self.epoch = int(opening["epoch"])
-        self.pool = BufferPool()
-        self.objects = ObjectReader(fs, root)
-        self.lock = threading.RLock()
-        self.writer: SegmentWriter | None = None
-        self.slots: SlotTable | None = None
-        self.refresh: Callable[[], State] | None = None
-        """Re-reads the log; only in sessions that read."""
-        self._counter = 0
-        self._poison: BaseException | None = None
-        self._closed = False
-        self._process = fs.process()[0]
+        self.lock = self.context.calls
+        self.trace = self.context.trace
+        self.path = self.context.path
+        self.storage_error = self.context.storage_error
+        self.check_open = self.context.check_open
+        self.next_write_id = self.context.next_write_id
+        budget = settings.host_budget_bytes
+        if budget is None:
+            budget = default_budget_bytes()
+        self.pool = BufferPool(budget)
+        self.cache = HostCache(self.pool, budget)
+        self.objects = ObjectReader(fs, root, self.context.workers, settings.piece_bytes)
+        self.refresh: Callable[[], tuple[State, State]] | None = None
+        """Re-reads the log: the state, and what of it is durable; only in sessions that read."""
+        self._seen, self._seen_durable = state, durable or state
+        self._staging: Staging | None = None
+        self._pipeline: Pipeline | None = None
+        self._ahead: dict[ObjectRef, Job[None]] = {}
+        """Objects that are being prefetched."""
 
-    # ------------------------------------------------------------------ checks
+    def start_writing(self, writer: SegmentWriter, slots: SlotTable) -> None:
+        """Make this a session that writes: called once, when the new segment is visible."""
+        self._staging = Staging(self.context, slots, self.pool)
+        self.cache.make_room = self._staging.make_room
+        protocol = CommitProtocol(
+            self.context,
+            staging=self._staging,
+            slots=slots,
+            cache=self.cache,
+            writer=writer,
+            state=self._seen,
+            opening=self.opening,
+        )
+        self._pipeline = Pipeline(self.context, self._staging, protocol)
 
-    def check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"store {self.root} is closed")
-        if self.fs.process()[0] != self._process:
-            raise ClosedError(f"store {self.root} was opened by the parent process; open it again")
+    # ------------------------------------------------------------------ where it stands
 
-    def check_writable(self) -> tuple[SegmentWriter, SlotTable]:
-        """The writer and the slots, or the reason why nothing may be written."""
+    @property
+    def is_writer(self) -> bool:
+        return self._pipeline is not None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline, or the reason why nothing may be written."""
         self.check_open()
-        if self._poison is not None:
-            raise PoisonedError(
-                f"store {self.root} refuses work since an append or sync failed "
-                f"({self._poison}); close it and open it again"
-            ) from self._poison
-        if self.writer is None or self.slots is None:
+        self.context.check_sound()
+        if self._pipeline is None:
             raise ReadOnlyError(f"store {self.root} is open for reading; open it with mode='r+'")
-        return self.writer, self.slots
+        return self._pipeline
 
-    def trace(self, event: str, **fields: Any) -> None:
-        if self.settings.trace is not None:
-            self.settings.trace(event, fields)
+    @property
+    def staging(self) -> Staging:
+        assert self._staging is not None
+        return self._staging
 
-    def path(self, name: str) -> str:
-        return f"{self.root}/{name}"
+    @property
+    def state(self) -> State:
+        """The newest state of this process: in a writer with what is in flight, once prepared."""
+        if self._pipeline is None:
+            return self._seen
+        if not self.context.closed:
+            self._pipeline.settle()
+        return self._pipeline.protocol.prepared
 
-    def storage_error(self, doing: str, error: OSError, *, needed: int = 0) -> StorageError:
-        """The store's error for one of the operating system's, with the space that there is."""
-        return storage_error(self.fs, self.root, doing, error, needed=needed)
+    @property
+    def durable_state(self) -> State:
+        """What survives a power cut."""
+        return self._seen_durable if self._pipeline is None else self._pipeline.protocol.durable
 
-    # ------------------------------------------------------------------ objects
+    def check_writable(self) -> None:
+        """Raises what stands in the way of writing: also a failure in the background, once."""
+        self.pipeline.surface()
 
-    def next_write_id(self) -> tuple[int, int]:
-        self._counter += 1
-        return self.epoch, self._counter
+    def look_again(self) -> None:
+        """Take over the state that the log has now; in sessions that read."""
+        self._seen, self._seen_durable = self._read_log()
 
-    def write_object(
-        self, buffer: Buffer, layout: ObjectLayout, header: bytes, write: tuple[int, int]
-    ) -> WrittenObject:
-        """Put the header before the data and write the object into a free slot.
+    def newest_state(self) -> State:
+        """The state as the log has it now; the writer's own is always that."""
+        return self.state if self.refresh is None else self._read_log()[0]
 
-        The buffer stays the caller's.
-        """
-        size, digest = layout.total_bytes, object_digest(header)
-        head = head_digest(buffer.view, layout.header_bytes)
-        buffer.view[: layout.header_bytes] = header
-        _, slots = self.check_writable()
-        slot, create = slots.reserve(size)
-        path = self.path(slot_file(slot))
-        self.trace("stage", slot=slot, create=create, size=size)
+    def _read_log(self) -> tuple[State, State]:
+        if self.refresh is None:
+            return self.state, self.durable_state
         try:
-            file = self.fs.open(path, "create" if create else "write", direct=True)
+            return self.refresh()
         except OSError as error:
-            if not create:
-                slots.release([slot])
-            raise self.storage_error("opening a slot", error, needed=size) from error
-        try:
-            for at in range(0, size, PIECE_BYTES):
-                file.pwrite(at, buffer.view[at : min(size, at + PIECE_BYTES)])
-        except OSError as error:
-            close_quietly(file)
-            self._forget_failed(slot, create, path)
-            raise self.storage_error("writing an object", error, needed=size) from error
-        if create:
-            slots.created(slot, size)
-        reference = ObjectRef(slot, *write, size, digest, head, "raw")
-        return WrittenObject(reference=reference, file=file)
+            raise self.storage_error("reading the log", error) from error
 
-    def _forget_failed(self, slot: int, create: bool, path: str) -> None:
-        assert self.slots is not None
-        if not create:
-            self.slots.release([slot])
-            return
-        try:
-            self.fs.unlink(path)
-        except OSError:
-            self.slots.retire(slot)
+    # ------------------------------------------------------------------ writing
 
-    def abandon(self, objects: Sequence[WrittenObject]) -> None:
+    def publish(
+        self,
+        make: Make,
+        objects: Sequence[StagedObject] = (),
+        *,
+        durable: bool = True,
+    ) -> int:
+        """Make one change; returns its record's sequence number (see `Pipeline.publish`)."""
+        change = self.pipeline.publish(make, list(objects), durable=durable)
+        assert change.record is not None
+        return change.record.seq
+
+    def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: their slots may be written again.
 
         Those of a commit that went through all the same (an interrupt came just after) stay.
         """
-        needed = self.state.needed()
-        for written in objects:
-            close_quietly(written.file)
-            if self.slots is not None and written.reference.slot not in needed:
-                self.slots.release([written.reference.slot])
+        assert self._pipeline is not None and self._staging is not None
+        needed = self._pipeline.protocol.needed()
+        for staged in objects:
+            if staged.slot in needed:
+                self._staging.let_go(staged)
+            else:
+                self._staging.abandon([staged])
+
+    # ------------------------------------------------------------------ reading
 
     def read_object(
         self, part: Part, reference: ObjectRef, source: Source, into: Buffer | None = None
     ) -> tuple[Buffer, ObjectHeader]:
-        """Read and verify an object; a reader whose commit is gone gets StepMovedOnError."""
+        """An object, verified, for reading: from the host's cache or the disk.
+
+        A reader whose commit is gone gets StepMovedOnError. With `into` the bytes are there;
+        without, the buffer is shared with the cache and the caller's to release.
+        """
         self.check_open()
         self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
-        buffer = into or self.pool.acquire(reference.size)
-        try:
-            return buffer, self.objects.read(part, reference, source.step, buffer)
-        except BaseException as error:
-            if into is None:
-                buffer.release()
-            if isinstance(error, CorruptionError) and self._moved_on(source):
-                raise self._moved_on_error(part, source) from error
-            raise
+        self._await_prefetch(reference)
+        found = self.cache.share(reference)
+        if found is None:
+            buffer = into or self.cache.acquire(reference.size)
+            header = self._read_into(part, reference, source, buffer, ours=into is None)
+            if into is None and part[0] != SNAPSHOT_SHARD:
+                self.cache.put(reference, self.pool.share(buffer), header)
+            return buffer, header
+        if into is None:
+            return found
+        into.view[: reference.size] = found[0].view
+        found[0].release()
+        return into, found[1]
 
-    def _moved_on_error(self, part: Part, source: Source) -> StepMovedOnError:
-        return StepMovedOnError(
-            f"store {self.root}: step moved on while reading {part[0]!r}/{part[1]!r} of "
-            f"step {source.step}; refresh the store and load again"
-        )
+    def read_for_change(
+        self, part: Part, reference: ObjectRef, source: Source
+    ) -> tuple[Buffer, ObjectHeader]:
+        """An object, verified, in a buffer of the caller's own."""
+        self.check_open()
+        self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
+        self._await_prefetch(reference)
+        taken = self.cache.take(reference)
+        if taken is not None:
+            return taken
+        shared = self.cache.share(reference)
+        if shared is not None:
+            return self.copy_of(shared[0]), shared[1]
+        buffer = self.cache.acquire(reference.size)
+        return buffer, self._read_into(part, reference, source, buffer, ours=True)
+
+    def copy_of(self, shared: Buffer) -> Buffer:
+        """A buffer of the caller's own with the same bytes; the other one is released."""
+        buffer = self.cache.acquire(shared.size)
+        buffer.view[:] = shared.view
+        shared.release()
+        return buffer
+
+    def prefetch(self, wanted: Iterable[tuple[Part, ObjectRef, Source]]) -> int:
+        """Begin to load objects into the cache, as many as the budget has room for; how many of
+        them are on their way or there."""
+        self.check_open()
+        count = 0
+        for part, reference, source in wanted:
+            if self._ahead.get(reference, _OVER).done() and not self.cache.holds(reference):
+                buffer = self.cache.acquire_ahead(reference.size)
+                if buffer is None:
+                    break
+                self._ahead[reference] = self.context.workers.load(
+                    self._load_ahead, part, reference, source, buffer
+                )
+            count += 1
+        return count
 
     def read_header(self, part: Part, reference: ObjectRef, source: Source) -> ObjectHeader:
         """Read and verify an object's header region only."""
@@ -227,14 +255,36 @@ class Session:
                 raise self._moved_on_error(part, source) from error
             raise
 
-    def newest_state(self) -> State:
-        """The state as the log has it now; the writer's own is always that."""
-        if self.refresh is None:
-            return self.state
+    def _read_into(
+        self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer, *, ours: bool
+    ) -> ObjectHeader:
         try:
-            return self.refresh()
-        except OSError as error:
-            raise self.storage_error("reading the log", error) from error
+            return self.objects.read(part, reference, source.step, buffer)
+        except BaseException as error:
+            if ours:
+                buffer.release()
+            if isinstance(error, CorruptionError) and self._moved_on(source):
+                raise self._moved_on_error(part, source) from error
+            raise
+
+    def _load_ahead(self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer) -> None:
+        try:
+            header = self.objects.read(part, reference, source.step, buffer)
+        except ShardStoreError:  # whoever asks for the object meets the fault again
+            buffer.release()
+        else:
+            self.cache.put(reference, buffer, header, ahead=True)
+
+    def _await_prefetch(self, reference: ObjectRef) -> None:
+        job = self._ahead.pop(reference, None)
+        if job is not None:
+            job.result()
+
+    def _moved_on_error(self, part: Part, source: Source) -> StepMovedOnError:
+        return StepMovedOnError(
+            f"store {self.root}: step moved on while reading {part[0]!r}/{part[1]!r} of "
+            f"step {source.step}; refresh the store and load again"
+        )
 
     def _moved_on(self, source: Source) -> bool:
         """Whether the commit is kept no longer. In a writer another thread may have moved on."""
@@ -244,122 +294,19 @@ class Session:
         kept = {*state.commits, *(snapshot.seq for snapshot in state.snapshots.values())}
         return source.seq >= 0 and source.seq not in kept
 
-    # ------------------------------------------------------------------ the protocol
-
-    def publish(
-        self, make: Callable[[int], Mapping[str, Any]], objects: Sequence[WrittenObject]
-    ) -> int:
-        """Make one change durable; returns its record's sequence number.
-
-        `make(seq)` gives the record. The order of the steps is the protocol (docs/design.md): sync
-        the slots written, their directory where a name is new, append, sync the log (the commit
-        point), swap the state, free. Raises StorageError where nothing happened and the caller
-        has to abandon `objects`; PoisonedError where only the next opening can tell.
-        """
-        self.check_writable()
-        self._roll_if_due()
-        writer, slots = self.check_writable()
-        self._sync_objects(objects, slots)
-        seq = writer.seq + 1
-        record = make(seq)
-        try:
-            prepared = writer.prepare(record)
-        except OSError as error:
-            raise self.storage_error("growing the log", error, needed=PREWRITE_BYTES) from error
-        after = self.state.copy()
-        after.apply(record, prepared.chain)
-        try:
-            self.trace("append", seq=seq)
-            writer.append(prepared)
-            self.trace("sync", seq=seq)
-            writer.sync()
-            self._swap(after, objects)
-        except BaseException as error:
-            self.poison(error)
-            if not isinstance(error, OSError):
-                raise
-            raise PoisonedError(
-                f"appending to {writer.path} failed ({error.strerror}); whether record {seq} "
-                "is durable is decided by the next opening: close the store and open it again"
-            ) from error
-        return seq
-
-    def poison(self, error: BaseException) -> None:
-        self._poison = error
-
-    def _sync_objects(self, objects: Sequence[WrittenObject], slots: SlotTable) -> None:
-        self.trace("sync_objects", count=len(objects))
-        for written in objects:
-            try:
-                written.file.datasync()
-            except OSError as error:
-                slots.retire(written.reference.slot)
-                raise self.storage_error("syncing an object", error) from error
-        if slots.unsynced(written.reference.slot for written in objects):
-            try:
-                self.fs.sync_directory(self.path(OBJECTS_DIRECTORY))
-            except OSError as error:
-                raise self.storage_error("syncing a directory", error) from error
-            slots.directory_synced()
-
-    def _swap(self, after: State, objects: Sequence[WrittenObject]) -> None:
-        assert self.slots is not None
-        freed = sorted(self.state.needed() - after.needed())
-        self.state = after
-        for written in objects:
-            close_quietly(written.file)
-        if freed:
-            self.trace("slot_freed", slots=freed)
-        self.slots.release(freed)
-
-    def _roll_if_due(self) -> None:
-        assert self.writer is not None
-        old = self.writer
-        settings = self.settings
-        if old.commits < settings.commits_per_segment and old.offset < settings.segment_bytes:
-            return
-        self.trace("roll", segment=old.index + 1)
-        opening = {
-            **self.opening,
-            "reason": "roll",
-            "abandoned": None,
-            "time": self.fs.now(),
-            "state": self.state.to_json(),
-        }
-        try:
-            self.writer = make_segment(
-                self.fs,
-                self.root,
-                uuid=self.uuid,
-                predecessor=Predecessor(
-                    index=old.index, cut=old.offset, seq=old.seq, chain=old.chain
-                ),
-                opening=opening,
-                prewrite=self.settings.prewrite_bytes,
-            )
-        except OSError as error:
-            if self._may_be_visible(old.index + 1):
-                self.poison(error)
-            raise self.storage_error("starting a segment of the log", error) from error
-        close_quietly(old)
-        cut_zeros_quietly(self.fs, self.root, old.index)
-
-    def _may_be_visible(self, index: int) -> bool:
-        try:
-            return index in list_segments(self.fs, self.root)
-        except OSError:
-            return True
+    # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Close files; the lock is the caller's to release."""
-        if self.writer is not None and not self._closed:
-            close_quietly(self.writer)
-        self._closed = True
-
-
-def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
-    """Give back the zeros of a sealed segment; where that fails they only take space."""
-    try:
-        cut_zeros(fs, root, index)
-    except OSError:
-        return
+        """Finish what is in flight, make it durable, end threads and close files; the lock is the
+        caller's to release. Raises what went wrong, after closing all the same."""
+        if self.context.closed:
+            return
+        try:
+            if self._pipeline is not None and not self.context.is_poisoned:
+                self._pipeline.sync()
+        finally:
+            self.context.closed = True
+            self.context.workers.close()
+            if self._pipeline is not None:
+                self._pipeline.protocol.close()
+            self.cache.clear()

@@ -2,7 +2,7 @@
 
 Invariants: a slot is handed out only while nothing needs it (rule 5); one whose creation is not
 yet synced keeps its flag until a directory sync returned, whichever transaction uses it (rule 7);
-one whose sync failed is never written again (rule 8). Callers hold the session's lock.
+one whose sync failed is never written again (rule 8). Callers hold the context's mutex.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class SlotTable:
         """Never hand this slot out again: its sync failed, so its bytes are unknown."""
         self._sizes.pop(slot, None)
 
-    def unsynced(self, slots: Iterable[int]) -> bool:
-        """Whether one of the slots is not yet durable as a name."""
-        return not self._unsynced.isdisjoint(slots)
+    def flagged(self) -> frozenset[int]:
+        """Slots that are not yet durable as a name."""
+        return frozenset(self._unsynced)
 
-    def directory_synced(self) -> None:
-        """A sync of the directory returned."""
-        self._unsynced.clear()
+    def directory_synced(self, flagged: frozenset[int]) -> None:
+        """A sync of the directory returned that began when these were flagged."""
+        self._unsynced -= flagged
 
     def _pool(self, slot: int) -> None:
         heapq.heappush(self._free.setdefault(self._sizes[slot], []), slot)

@@ -15,13 +15,14 @@ from shardstore.errors import (
     ShardStoreError,
     UsageError,
 )
-from shardstore.format.digests import ZERO_DIGEST, canonical_json, digest
-from shardstore.format.layout import ObjectLabel, TensorSpec, build_header, plan_layout
+from shardstore.format.digests import ZERO_DIGEST, canonical_json
+from shardstore.format.layout import ObjectLabel, TensorSpec, plan_layout
 from shardstore.format.manifest import CommitInfo, SnapshotInfo, UndoEntry, write_id
 from shardstore.format.names import SNAPSHOT_SHARD, check_ref_name
 from shardstore.refs import Target
 from shardstore.retention import forgotten, unkept_after_move, unkept_by_forgetting
-from shardstore.session import Session, WrittenObject
+from shardstore.session import Session
+from shardstore.staging import StagedObject
 
 _TENSOR = "commit"
 
@@ -48,7 +49,8 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
     checked = check_ref_name(name if name is not None else f"step_{commit.step:08d}")
     _check_free(session, checked)
     written = _write_manifest(session, checked, commit)
-    slots = sorted(commit.slots() | {written.reference.slot})
+    reference = written.known()
+    slots = sorted(commit.slots() | {reference.slot})
     session.trace("snapshot", name=checked)
     _publish(
         session,
@@ -59,7 +61,7 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
             "chain": commit.chain,
             "line": commit.line,
             "step": commit.step,
-            "reference": list(written.reference),
+            "reference": list(reference),
             "slots": slots,
         },
         [written],
@@ -138,10 +140,10 @@ def _check_free(session: Session, name: str) -> None:
 
 
 def _publish(
-    session: Session, record: dict[str, Any], objects: list[WrittenObject] | None = None
+    session: Session, record: dict[str, Any], objects: list[StagedObject] | None = None
 ) -> None:
     def make(seq: int) -> dict[str, Any]:
-        whole = {**record, "seq": seq, "time": session.fs.now(), "durable": True}
+        whole = {**record, "seq": seq, "time": session.fs.now()}
         if whole.get("new_line"):
             whole["new_line"] = [seq, *whole["new_line"][1:]]
         return whole
@@ -153,27 +155,25 @@ def _publish(
         raise
 
 
-def _write_manifest(session: Session, name: str, commit: CommitInfo) -> WrittenObject:
+def _write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
     content = canonical_json(commit.to_json())
     key = (SNAPSHOT_SHARD, name)
     layout = plan_layout([TensorSpec(name=_TENSOR, dtype="U8", shape=(len(content),))], *key)
-    write = session.next_write_id()
-    label = ObjectLabel(
-        store=session.uuid,
-        shard=key[0],
-        part=key[1],
-        step=commit.step,
-        txn=commit.txn,
-        write=write_id(*write),
-        expect=ZERO_DIGEST,
-        parent=commit.chain,
-    )
-    buffer = session.pool.acquire(layout.total_bytes)
-    try:
-        entry = layout.tensors[0]
-        buffer.view[:] = bytes(layout.total_bytes)
-        buffer.view[entry.begin : entry.end] = content
-        header = build_header(layout, label, [digest(content)])
-        return session.write_object(buffer, layout, header, write)
-    finally:
-        buffer.release()
+
+    def label(write: tuple[int, int]) -> ObjectLabel:
+        return ObjectLabel(
+            store=session.uuid,
+            shard=key[0],
+            part=key[1],
+            step=commit.step,
+            txn=commit.txn,
+            write=write_id(*write),
+            expect=ZERO_DIGEST,
+            parent=commit.chain,
+        )
+
+    buffer = session.cache.acquire(layout.total_bytes)
+    entry = layout.tensors[0]
+    buffer.view[:] = bytes(layout.total_bytes)
+    buffer.view[entry.begin : entry.end] = content
+    return session.staging.donate(key, layout, buffer, label, None)

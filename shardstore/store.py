@@ -7,32 +7,26 @@ change the store run one at a time. Loaded objects own their buffers until they 
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
-from shardstore import recovery, refs, snapshot
+from shardstore import opening, recovery, refs, snapshot
 from shardstore.buffers import Buffer
+from shardstore.context import Settings, Trace
 from shardstore.errors import (
-    CorruptionError,
-    NotAStoreError,
     PartNotFoundError,
-    StorageError,
     TransactionError,
     UsageError,
 )
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part, UndoEntry
-from shardstore.format.names import LOCK_FILE, STORE_FILE
-from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
-from shardstore.locking import take_lock
 from shardstore.refs import Ref
-from shardstore.session import Session, Settings, Trace
+from shardstore.session import Session
 from shardstore.transaction import Transaction
 from shardstore.views import (
     Commit,
@@ -69,7 +63,8 @@ class Store:
         trace: Trace | None = None,
     ) -> Store:
         """Create an empty store and open it for writing; StoreExistsError where one is."""
-        return cls._open_write(path, fs, settings, trace, may_create=True, must_create=True)
+        chosen = _settings(settings, trace)
+        return cls(*opening.open_writing(path, fs, chosen, may_create=True, must_create=True))
 
     @classmethod
     def open(
@@ -91,58 +86,20 @@ class Store:
         if mode not in ("r", "r+", "a"):
             raise UsageError(f"mode {mode!r} is not known; expected 'r', 'r+' or 'a'")
         if mode != "r":
-            return cls._open_write(
-                path, fs, settings, trace, may_create=mode == "a", power_cut=assume_power_cut
-            )
-        system, root = _place(path, fs)
-        try:
-            session = recovery.open_for_read(system, root, _settings(settings, trace))
-        except OSError as error:
-            raise _opening_failed(root, error) from error
-        return cls(session, None, None)
-
-    @classmethod
-    def _open_write(
-        cls,
-        path: str | os.PathLike[str],
-        fs: FileSystem | None,
-        settings: Settings | None,
-        trace: Trace | None,
-        *,
-        may_create: bool,
-        must_create: bool = False,
-        power_cut: bool = False,
-    ) -> Store:
-        system, root = _place(path, fs)
-        chosen = _settings(settings, trace)
-        try:
-            if may_create:
-                _make_root(system, root)
-                recovery.check_creatable(system, root)
-            elif STORE_FILE not in system.list_directory(root):
-                raise NotAStoreError(
-                    f"{root} is not a store: it has no file {STORE_FILE}; create one with "
-                    f"'shardstore init {root}'"
+            return cls(
+                *opening.open_writing(
+                    path,
+                    fs,
+                    _settings(settings, trace),
+                    may_create=mode == "a",
+                    power_cut=assume_power_cut,
                 )
-            lock = take_lock(system, root)
-        except OSError as error:
-            raise _opening_failed(root, error) from error
-        try:
-            if may_create and (must_create or STORE_FILE not in system.list_directory(root)):
-                recovery.create(system, root, chosen)
-            session, plan = recovery.open_for_write(
-                system, root, chosen, assume_power_cut=power_cut
             )
-        except OSError as error:
-            lock.release()
-            raise _opening_failed(root, error) from error
-        except BaseException:
-            lock.release()
-            raise
-        return cls(session, lock, plan)
+        return cls(opening.open_reading(path, fs, _settings(settings, trace)), None, None)
 
     def close(self) -> None:
-        """Abort an open transaction, release the lock. Names loaded objects that are still open."""
+        """Abort an open transaction, finish what is in flight, make everything durable, release the
+        lock. Raises what failed in the background; names loaded objects that are still open."""
         if self._transaction is not None:
             self._transaction.abort()
         live = list(self._live.values())
@@ -188,7 +145,7 @@ class Store:
 
     @property
     def mode(self) -> Mode:
-        return "r" if self._session.writer is None else "r+"
+        return "r+" if self._session.is_writer else "r"
 
     @property
     def branch(self) -> str:
@@ -197,9 +154,16 @@ class Store:
 
     @property
     def head(self) -> Commit | None:
-        """The current branch's newest commit, None on an empty store."""
-        head = self._session.state.head
-        return commit_view(head) if head else None
+        """The current branch's newest commit, None on an empty store.
+
+        A writer sees its own commits in flight (and waits until they are digested).
+        """
+        return self._view(self._session.state.head)
+
+    @property
+    def durable_head(self) -> Commit | None:
+        """The current branch's newest commit that survives a power cut, None before the first."""
+        return self._view(self._session.durable_state.head)
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -211,16 +175,16 @@ class Store:
     def kept(self) -> list[Commit]:
         """Commits that stand in the log itself and can be named by step or seq, oldest first."""
         commits = self._session.state.commits
-        return [commit_view(commits[seq]) for seq in sorted(commits)]
+        return [self._shown(commits[seq]) for seq in sorted(commits)]
 
     def commit_of(self, ref: Ref | str = Ref.head) -> Commit:
         """The commit that a ref stands for."""
-        return commit_view(self._find(ref))
+        return self._shown(self._find(ref))
 
     def refresh(self) -> None:
         """Look at the log again; only for a store that is open for reading."""
         self._session.check_open()
-        self._session.state = self._session.newest_state()
+        self._session.look_again()
 
     def tensors(self, ref: Ref | str = Ref.head) -> list[TensorInfo]:
         """Every tensor of a commit, from the verified objects, sorted by name."""
@@ -279,14 +243,44 @@ class Store:
             self._check_no_transaction("begin")
             if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**63:
                 raise UsageError(f"step is {step!r}, expected an integer from 0 to 2**63 - 1")
-            head = self._session.state.head
-            if head is not None and step < head.step:
+            newest = self._session.pipeline.newest() or self._session.state.head
+            if newest is not None and step < newest.step:
                 raise TransactionError(
-                    f"step {step} is below the head's step {head.step}; steps never decrease "
+                    f"step {step} is below the head's step {newest.step}; steps never decrease "
                     "along a line, rewind first"
                 )
             self._transaction = Transaction(self._session, step, expect, self._track)
             return self._transaction
+
+    def prefetch(self, parts: Iterable[Part], at: Ref | str = Ref.head) -> int:
+        """Begin to load parts into the host's cache, in that order, and return at once.
+
+        Stops where `Settings.host_budget_bytes` has no room; returns how many parts are there or
+        on their way. A later load or checkout waits for the one it asks for.
+        """
+        commit = self._find(at)
+        wanted = []
+        for part in parts:
+            if part not in commit.manifest:
+                raise PartNotFoundError(
+                    f"step {commit.step} has no shard {part[0]!r} part {part[1]!r}"
+                )
+            wanted.append((part, commit.manifest[part], commit))
+        return self._session.prefetch(wanted)
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory that the store's buffers have: lent, cached and waiting to be used again."""
+        return self._session.pool.allocated_bytes
+
+    def clear_cache(self) -> None:
+        """Forget cached objects; their memory stays for the next ones."""
+        self._session.cache.clear()
+
+    def sync(self) -> None:
+        """Wait for commits in flight and make everything durable; raises what failed."""
+        with self._session.lock:
+            self._session.pipeline.sync()
 
     # ------------------------------------------------------------------ refs
 
@@ -311,7 +305,7 @@ class Store:
         with self._session.lock:
             self._begin_ref("rewind")
             target = refs.resolve(self._session.state, ref)
-            return commit_view(snapshot.rewind(self._session, target))
+            return self._shown(snapshot.rewind(self._session, target))
 
     def undo(self) -> UndoEntry:
         """Revert the newest rewind or deletion not yet undone (of the last three)."""
@@ -320,6 +314,12 @@ class Store:
             return snapshot.undo(self._session)
 
     # ------------------------------------------------------------------ insides
+
+    def _shown(self, commit: CommitInfo) -> Commit:
+        return commit_view(commit, self._session.durable_state)
+
+    def _view(self, commit: CommitInfo | None) -> Commit | None:
+        return None if commit is None else self._shown(commit)
 
     def _track(self, buffer: Buffer, header: ObjectHeader) -> LoadedObject:
         """A loaded object that `close` names while it is open."""
@@ -352,34 +352,6 @@ class Store:
     def _find(self, ref: Ref | str) -> CommitInfo:
         self._session.check_open()
         return snapshot.open_commit(self._session, refs.resolve(self._session.state, ref))
-
-
-def _make_root(fs: FileSystem, root: str) -> None:
-    try:
-        fs.make_directory(root)
-    except FileExistsError:
-        return
-
-
-def _opening_failed(root: str, error: OSError) -> Exception:
-    missing = error.filename if isinstance(error, FileNotFoundError) else None
-    if missing is not None and not str(missing).startswith(f"{root}/"):
-        return NotAStoreError(f"{root} is not a store: {missing} does not exist")
-    if missing is not None and str(missing) != f"{root}/{LOCK_FILE}":
-        return CorruptionError("a file of the store is missing", file=str(missing))
-    return StorageError(
-        f"opening store {root} failed on {error.filename or root}: {error.strerror}; "
-        "the store is as it was found",
-        errno=error.errno,
-    )
-
-
-def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
-    """The file system and the root; on the real one absolute: the process may change directory."""
-    text = os.fsdecode(path)
-    if fs is None:
-        return PosixFileSystem(), os.path.abspath(text)
-    return fs, posixpath.normpath(text)
 
 
 def _settings(settings: Settings | None, trace: Trace | None) -> Settings:

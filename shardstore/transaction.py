@@ -13,6 +13,7 @@ from typing import Any
 
 from shardstore.buffers import Buffer
 from shardstore.codecs import raw
+from shardstore.commit_protocol import Entry, Make
 from shardstore.errors import (
     IncompleteCommitError,
     InvalidNameError,
@@ -21,16 +22,8 @@ from shardstore.errors import (
     TransactionError,
 )
 from shardstore.format.digests import ZERO_DIGEST, expect_digest
-from shardstore.format.layout import (
-    ObjectHeader,
-    ObjectLabel,
-    ObjectLayout,
-    build_header,
-    plan_layout,
-)
+from shardstore.format.layout import ObjectHeader, ObjectLabel, plan_layout
 from shardstore.format.manifest import (
-    Manifest,
-    ObjectRef,
     Part,
     manifest_digest,
     write_id,
@@ -38,8 +31,11 @@ from shardstore.format.manifest import (
 from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
 from shardstore.metadata import check_metadata, encode_blobs
+from shardstore.parent import Parent, reference_of
 from shardstore.retention import unkept_after_commit
-from shardstore.session import Session, WrittenObject
+from shardstore.session import Session
+from shardstore.staging import Label, StagedObject
+from shardstore.ticket import Ticket
 from shardstore.views import Commit, commit_view
 from shardstore.wal.state import changed_parts
 
@@ -57,20 +53,34 @@ class Transaction:
         self.step = step
         self._session = session
         self._track = track
-        self._parent = session.state.head
-        self._parent_manifest: Manifest = self._parent.manifest if self._parent else {}
+        self._parent = Parent(session, step)
         self._expect = _expected(expect)
-        if self._expect is None and self._parent is not None:
-            self._expect = frozenset(self._parent_manifest)
-            self._open_set = True
-        else:
-            self._open_set = self._expect is None
-        self._staged: dict[Part, WrittenObject] = {}
+        self._open_set = self._expect is None
+        if self._expect is None and self._parent.exists:
+            self._expect = frozenset(self._parent.entries)
+        self._expect_digest = ZERO_DIGEST if self._expect is None else expect_digest(self._expect)
+        self._staged: dict[Part, StagedObject] = {}
         self._kept: set[Part] = set()
         self._removed: set[Part] = set()
         self._checkouts: dict[int, Checkout] = {}
         self._id = write_id(*session.next_write_id())
         self.finished = False
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of the objects staged so far that are written; those whose content is the parent's
+        are not. Waits until their digests are known."""
+        for staged in self._staged.values():
+            staged.known()
+        return sum(staged.written_bytes for staged in self._staged.values())
+
+    @property
+    def unchanged(self) -> frozenset[Part]:
+        """Parts that were staged with the bytes that the parent has: nothing is written for them.
+        Waits until their digests are known."""
+        for staged in self._staged.values():
+            staged.known()
+        return frozenset(part for part, staged in self._staged.items() if staged.reused)
 
     # ------------------------------------------------------------------ saying what changes
 
@@ -100,12 +110,11 @@ class Transaction:
             )
         specs = raw.specs_of(tensors, shard=shard, part=part)
         layout = plan_layout(specs, shard, part)
-        buffer = self._session.pool.acquire(layout.total_bytes)
-        try:
-            digests = raw.fill(buffer.view, layout, tensors)
-            self._write(key, buffer, layout, digests)
-        finally:
-            buffer.release()
+        buffer = self._session.cache.acquire(layout.total_bytes)
+        staged = self._session.staging.copy(
+            key, layout, tensors, buffer, self._label_of(key), self._parent.twin(key)
+        )
+        self._take(key, staged)
 
     def checkout(self, shard: str, part: str) -> Checkout:
         """An exclusive, writable copy of what the part holds now (staged, else the parent's).
@@ -113,7 +122,7 @@ class Transaction:
         The buffer belongs to the caller until it is staged with donate=True or closed.
         """
         key = self._check_part(shard, part)
-        buffer, header = self._read(key)
+        buffer, header = self._read(key, for_change=True)
 
         def give_back(closed: LoadedObject) -> None:
             self._checkouts.pop(id(closed), None)
@@ -131,7 +140,7 @@ class Transaction:
     def keep(self, shard: str, part: str) -> None:
         """The part stays as the parent has it."""
         key = self._check_part(shard, part)
-        if key not in self._parent_manifest:
+        if key not in self._parent.entries:
             raise PartNotFoundError(
                 f"cannot keep shard {shard!r} part {part!r}: the parent commit does not have it"
             )
@@ -141,14 +150,14 @@ class Transaction:
     def keep_rest(self) -> None:
         """Every part of the parent that was neither staged nor removed stays as it is."""
         self._check_active()
-        for key in self._parent_manifest:
+        for key in self._parent.entries:
             if key not in self._staged and key not in self._removed:
                 self._kept.add(key)
 
     def remove(self, shard: str, part: str) -> None:
         """The part is not in the new commit."""
         key = self._check_part(shard, part)
-        if key not in self._parent_manifest and key not in self._staged:
+        if key not in self._parent.entries and key not in self._staged:
             raise PartNotFoundError(
                 f"cannot remove shard {shard!r} part {part!r}: it is neither staged nor in the "
                 "parent commit"
@@ -169,24 +178,44 @@ class Transaction:
         Raises IncompleteCommitError (the transaction stays open), StorageError (aborted, head
         unchanged) or PoisonedError (the next opening decides).
         """
-        self._check_active()
-        checked_metadata = check_metadata({} if metadata is None else metadata)
-        checked_blobs = encode_blobs({} if blobs is None else blobs)
-        self._check_complete()
-        manifest: dict[Part, ObjectRef] = {key: self._parent_manifest[key] for key in self._kept}
-        manifest.update({key: written.reference for key, written in self._staged.items()})
+        make = self._finish(metadata, blobs)
         session = self._session
         with session.lock:
+            pipeline = session.pipeline
             try:
-                seq = session.publish(
-                    lambda seq: self._record(seq, manifest, checked_metadata, checked_blobs),
-                    list(self._staged.values()),
-                )
+                change = pipeline.publish(
+                    make, list(self._staged.values()),
+                    durable=pipeline.durability_of_next_commit(),
+                )  # fmt: skip
             except ShardStoreError:
                 self.abort()
                 raise
             self._end()
-            return commit_view(session.state.commits[seq])
+            assert change.commit is not None
+            return commit_view(change.commit, session.durable_state)
+
+    def commit_async(
+        self,
+        metadata: Mapping[str, Any] | None = None,
+        blobs: Mapping[str, bytes] | None = None,
+    ) -> Ticket:
+        """Begin to commit and return at once; the next transaction may begin.
+
+        Commits are made in their order. Reads of this process see what is in flight; a failure is
+        raised by the ticket, and by the next call that changes the store where nobody asked it.
+        Where `Settings.commits_in_flight` commits are unfinished, the oldest is waited for.
+        """
+        make = self._finish(metadata, blobs)
+        session = self._session
+        with session.lock:
+            pipeline = session.pipeline
+            entries = {key: self._parent.entries[key] for key in self._kept} | self._staged
+            change = pipeline.publish_async(
+                make, list(self._staged.values()),
+                durable=pipeline.durability_of_next_commit(), entries=entries, step=self.step,
+            )  # fmt: skip
+            self._end()
+            return Ticket(session, change)
 
     def abort(self) -> None:
         """Give up: the head stays, the slots go back. Does nothing once finished."""
@@ -210,16 +239,29 @@ class Transaction:
 
     # ------------------------------------------------------------------ insides
 
+    def _finish(
+        self, metadata: Mapping[str, Any] | None, blobs: Mapping[str, bytes] | None
+    ) -> Make:
+        """Check what is left to check; what makes the record once everything is known."""
+        self._check_active()
+        checked_metadata = check_metadata({} if metadata is None else metadata)
+        checked_blobs = encode_blobs({} if blobs is None else blobs)
+        self._check_complete()
+        entries: dict[Part, Entry] = {key: self._parent.entries[key] for key in self._kept}
+        entries |= self._staged
+        return lambda seq: self._record(seq, entries, checked_metadata, checked_blobs)
+
     def _record(
-        self, seq: int, manifest: Manifest, metadata: Any, blobs: Mapping[str, str]
+        self, seq: int, entries: Mapping[Part, Entry], metadata: Any, blobs: Mapping[str, str]
     ) -> dict[str, Any]:
-        state, parent = self._session.state, self._parent
-        put, remove = changed_parts(self._parent_manifest, manifest)
+        state = self._session.pipeline.protocol.prepared
+        parent = state.head
+        manifest = {key: reference_of(entry) for key, entry in entries.items()}
+        put, remove = changed_parts(parent.manifest if parent else {}, manifest)
         return {
             "type": "commit",
             "seq": seq,
             "time": self._session.fs.now(),
-            "durable": True,
             "branch": state.current,
             "step": self.step,
             "line": state.line,
@@ -242,53 +284,65 @@ class Transaction:
                 f"to {key[0]!r}/{key[1]!r}; stage its tensors as a copy"
             )
         layout = checkout.header.layout
-        buffer = checkout.take()
-        try:
-            self._write(key, buffer, layout, raw.digests_of(buffer.view, layout))
-        finally:
-            self._checkouts.pop(id(checkout), None)
-            buffer.release()
+        given = checkout.take()
+        self._checkouts.pop(id(checkout), None)
+        # A lease of its own: memory of which the caller still has views serves no reader.
+        pool = self._session.pool
+        buffer = pool.share(given)
+        given.release()
+        staged = self._session.staging.donate(
+            key,
+            layout,
+            buffer,
+            self._label_of(key),
+            self._parent.twin(key),
+            keep=not pool.is_shared(buffer),
+        )
+        self._take(key, staged)
 
-    def _write(self, key: Part, buffer: Buffer, layout: ObjectLayout, digests: list[str]) -> None:
-        session = self._session
-        with session.lock:
-            write = session.next_write_id()
-            label = ObjectLabel(
+    def _take(self, key: Part, staged: StagedObject) -> None:
+        self._forget(key)
+        self._staged[key] = staged
+
+    def _label_of(self, key: Part) -> Label:
+        session, step, txn, expect = self._session, self.step, self._id, self._expect_digest
+
+        def label(write: tuple[int, int]) -> ObjectLabel:
+            # Asked for in the order of commits: those before this one are prepared by now.
+            parent = session.pipeline.protocol.prepared.head
+            return ObjectLabel(
                 store=session.uuid,
                 shard=key[0],
                 part=key[1],
-                step=self.step,
-                txn=self._id,
+                step=step,
+                txn=txn,
                 write=write_id(*write),
-                expect=expect_digest(self._expect) if self._expect is not None else ZERO_DIGEST,
-                parent=self._parent.chain if self._parent else ZERO_DIGEST,
+                expect=expect,
+                parent=parent.chain if parent else ZERO_DIGEST,
             )
-            header = build_header(layout, label, digests)
-            written = session.write_object(buffer, layout, header, write)
-            self._forget(key)
-            self._staged[key] = written
 
-    def _read(self, key: Part) -> tuple[Buffer, ObjectHeader]:
-        staged = self._staged.get(key)
-        if staged is not None:
-            reference = staged.reference
-        elif key in self._parent_manifest and key not in self._removed:
-            reference = self._parent_manifest[key]
-        else:
+        return label
+
+    def _read(self, key: Part, *, for_change: bool = False) -> tuple[Buffer, ObjectHeader]:
+        entry: Entry | None = self._staged.get(key)
+        if entry is None and key not in self._removed:
+            entry = self._parent.entries.get(key)
+        if entry is None:
             raise PartNotFoundError(
                 f"shard {key[0]!r} part {key[1]!r} is neither staged nor in the parent commit"
             )
-        return self._session.read_object(key, reference, self._parent or _Unborn(self.step))
+        return self._parent.read(key, entry, for_change=for_change)
 
     def _check_active(self) -> None:
         if self.finished:
             raise TransactionError(f"the transaction of step {self.step} is finished")
         self._session.check_writable()
+        self._parent.check(self.step)
 
     def _check_part(self, shard: str, part: str) -> Part:
         self._check_active()
         key = (check_data_name("shard", shard), check_data_name("part", part))
-        known = self._open_set or key in (self._expect or ()) or key in self._parent_manifest
+        known = self._open_set or key in (self._expect or ()) or key in self._parent.entries
         if not known:
             raise PartNotFoundError(
                 f"shard {shard!r} part {part!r} is not expected by this transaction"
@@ -297,7 +351,7 @@ class Transaction:
 
     def _check_complete(self) -> None:
         said = {*self._staged, *self._kept, *self._removed}
-        expected = (self._expect or frozenset()) | frozenset(self._parent_manifest)
+        expected = (self._expect or frozenset()) | frozenset(self._parent.entries)
         missing = tuple(sorted(expected - said))
         if missing:
             listed = ", ".join(f"{shard}/{part}" for shard, part in missing[:20])
@@ -320,14 +374,6 @@ class Transaction:
         self.finished = True
         for checkout in list(self._checkouts.values()):
             checkout.close()
-
-
-class _Unborn:
-    """Stands for the commit that a first transaction is about to make."""
-
-    def __init__(self, step: int) -> None:
-        self.seq = -1
-        self.step = step
 
 
 def _expected(expect: Iterable[Part] | None) -> frozenset[Part] | None:

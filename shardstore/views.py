@@ -13,6 +13,7 @@ from typing import Any
 
 from shardstore.format.layout import TensorEntry
 from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo
+from shardstore.wal.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,13 @@ class TensorInfo:
     digest: str
 
 
-def commit_view(commit: CommitInfo) -> Commit:
+def commit_view(commit: CommitInfo, durable: State) -> Commit:
     """A copy: changing its metadata must not change the store's state."""
     return Commit(
         seq=commit.seq,
         step=commit.step,
         branch=commit.branch,
-        durable=True,
+        durable=commit.seq <= durable.seq,
         time=commit.time,
         id=commit.chain,
         metadata=copy.deepcopy(commit.metadata),

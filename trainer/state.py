@@ -21,7 +21,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from shardstore import (
     Commit,
     CorruptionError,
     Ref,
+    Settings,
     ShardStoreError,
     Store,
     Transaction,
@@ -156,10 +157,22 @@ class Run:
 
     @classmethod
     def open(
-        cls, run_dir: Path, *, write: bool, create: bool = False, trace: Trace | None = None
+        cls,
+        run_dir: Path,
+        *,
+        write: bool,
+        create: bool = False,
+        trace: Trace | None = None,
+        host_budget_bytes: int | None = None,
     ) -> Run:
-        """Open the run's store; opening for writing recovers what a crash left."""
-        return cls(Store.open(run_dir, "a" if create else "r+" if write else "r", trace=trace))
+        """Open the run's store; opening for writing recovers what a crash left.
+
+        The budget bounds the shards that the store keeps in host memory (by default a quarter of
+        the machine's).
+        """
+        mode: Literal["r", "r+", "a"] = "a" if create else "r+" if write else "r"
+        settings = Settings(host_budget_bytes=host_budget_bytes)
+        return cls(Store.open(run_dir, mode, settings=settings, trace=trace))
 
     @property
     def is_empty(self) -> bool:

@@ -11,14 +11,14 @@ from typing import Any
 
 from shardstore.cli.common import command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, facts, size_text, time_text
+from shardstore.context import Settings
 from shardstore.errors import StepMovedOnError
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_number
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
-from shardstore.recovery import FORMAT_VERSION, read_store_file
-from shardstore.session import Session, Settings
+from shardstore.recovery import FORMAT_VERSION, read_store_file, reading_session
 from shardstore.wal.reader import LogView, read_log
 
 _TRIES = 5
@@ -83,10 +83,7 @@ def _content(
     fs: FileSystem, root: str, uuid: str, view: LogView, head: CommitInfo
 ) -> dict[str, Any]:
     """What the head holds, from the verified headers of its objects."""
-    session = Session(
-        fs, root, uuid=uuid, state=view.state, settings=Settings(), opening=view.opening
-    )
-    session.refresh = lambda: read_log(fs, root, uuid=uuid).state
+    session = reading_session(fs, root, uuid, view, Settings())
     rows: list[StateRow] = []
     elements = size = 0
     for part, reference in head.manifest.items():

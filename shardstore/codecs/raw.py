@@ -42,12 +42,18 @@ def specs_of(tensors: Tensors, *, shard: str, part: str) -> list[TensorSpec]:
     return specs
 
 
-def fill(view: memoryview, layout: ObjectLayout, tensors: Tensors) -> list[str]:
+def fill(
+    view: memoryview,
+    layout: ObjectLayout,
+    tensors: Tensors,
+    filled: Callable[[int], None] = lambda end: None,
+) -> list[str]:
     """Copy every tensor to its place in `view` (the whole file), zero the padding, and return the
     tensors' digests. The header region is left alone.
 
-    Tensors on an accelerator are copied in the order of their device's current stream; on return
-    every copy is complete, and the tensors may change.
+    `filled(end)` is told on the way that the file is complete from the header to `end`. Tensors on
+    an accelerator are copied in the order of their device's current stream; on return every copy is
+    complete, and the tensors may change.
     """
     copies = []
     for entry in layout.tensors:
@@ -56,7 +62,16 @@ def fill(view: memoryview, layout: ObjectLayout, tensors: Tensors) -> list[str]:
         copies.append(_side(tensor, entry.spec.name).begin_copy(tensor, memory))
     for begin, end in layout.pads:
         view[begin:end] = bytes(end - begin)
-    return [_digest_pieces(copy) for copy in copies]
+    digests = []
+    for entry, copy in zip(layout.tensors, copies, strict=True):
+        state, end = xxhash.xxh3_128(), entry.begin
+        for piece in copy:
+            state.update(piece)
+            end += piece.nbytes
+            filled(end)
+        digests.append(state.hexdigest())
+    filled(len(view))
+    return digests
 
 
 def digests_of(view: memoryview, layout: ObjectLayout) -> list[str]:

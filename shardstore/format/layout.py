@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import xxhash
+
 from shardstore.errors import CorruptionError
 from shardstore.format.digests import Bytes, digest, short_digest
 from shardstore.format.headers import ObjectHeader, check_size, header_length, parse_header
@@ -26,6 +28,7 @@ from shardstore.format.placement import (
 __all__ = [
     "BLOCK_BYTES",
     "DTYPE_SIZES",
+    "DataCheck",
     "ObjectHeader",
     "ObjectLabel",
     "ObjectLayout",
@@ -33,6 +36,7 @@ __all__ = [
     "TensorSpec",
     "build_header",
     "check_data",
+    "check_size",
     "find_damage",
     "head_digest",
     "header_length",
@@ -54,30 +58,60 @@ def head_digest(data: Bytes, header_bytes: int) -> str:
     return short_digest(memoryview(data)[header_bytes : header_bytes + HEAD_BYTES])
 
 
+class DataCheck:
+    """Compares an object's data with its header while the file arrives, front to back.
+
+    `view` is the whole file's memory, of which `advance(end)` says how much is there.
+    """
+
+    def __init__(self, header: ObjectHeader, view: memoryview, *, file: str) -> None:
+        layout, label = header.layout, header.label
+        self._view = view
+        self._file = file
+        self._where = f"shard {label.shard!r} part {label.part!r} at step {label.step}"
+        places = [
+            (entry.begin, entry.end, entry.spec.name, expected)
+            for entry, expected in zip(layout.tensors, header.digests, strict=True)
+        ]
+        self._places = sorted([*places, *((begin, end, "", "") for begin, end in layout.pads)])
+        self._next = 0
+        self._state = xxhash.xxh3_128()
+        self._hashed = self._places[0][0] if self._places else 0
+
+    def advance(self, end: int) -> Iterator[CorruptionError]:
+        """Every difference in what lies whole before `end` and was not told of before."""
+        while self._next < len(self._places):
+            begin, stop, name, expected = self._places[self._next]
+            if name and self._hashed < min(stop, end):
+                self._state.update(self._view[self._hashed : min(stop, end)])
+                self._hashed = min(stop, end)
+            if stop > end:
+                return
+            if not name:
+                yield from _padding_damage(self._view, begin, stop, self._where, self._file)
+            elif (found := self._state.hexdigest()) != expected:
+                what = f"tensor {name!r} of {self._where} is damaged"
+                yield CorruptionError(
+                    what, file=self._file, offset=begin, expected=expected, found=found
+                )
+            self._next += 1
+            if self._next < len(self._places):
+                self._state.reset()
+                self._hashed = self._places[self._next][0]
+
+
 def find_damage(header: ObjectHeader, data: Bytes, *, file: str) -> Iterator[CorruptionError]:
     """Every difference between an object's data and its header, in the order of the file.
 
     `data` is the whole file, header region included (which is not looked at again).
     """
     view = memoryview(data)
-    layout, label = header.layout, header.label
     try:
-        check_size(layout, len(view), file)
+        check_size(header.layout, len(view), file)
     except CorruptionError as error:
         yield error
         return
-    where = f"shard {label.shard!r} part {label.part!r} at step {label.step}"
-    places: list[tuple[int, int, str, str]] = [
-        (entry.begin, entry.end, entry.spec.name, expected)
-        for entry, expected in zip(layout.tensors, header.digests, strict=True)
-    ]
-    places += [(begin, end, "", "") for begin, end in layout.pads]
-    for begin, end, name, expected in sorted(places):
-        if not name:
-            yield from _padding_damage(view, begin, end, where, file)
-        elif (found := digest(view[begin:end])) != expected:
-            what = f"tensor {name!r} of {where} is damaged"
-            yield CorruptionError(what, file=file, offset=begin, expected=expected, found=found)
+    yield from DataCheck(header, view, file=file).advance(len(view))
 
 
 def check_data(header: ObjectHeader, data: Bytes, *, file: str) -> None:

@@ -127,6 +127,7 @@ class FaultyFileSystem:
         self, inner: FileSystem, *, before: Hook | None = None, after: Hook | None = None
     ) -> None:
         self.inner = inner
+        self.parallel = inner.parallel
         self.before = before
         self.after = after
         """Not called for an operation that raised."""

@@ -135,6 +135,8 @@ class MemoryFileSystem(CrashableState):
     """See the module's docstring. The root directory exists and is durable; paths may begin with
     "/" or not."""
 
+    parallel = False
+
     # Names
 
     def _resolve(self, path: str) -> int:

@@ -246,6 +246,8 @@ def _rename_at_once(source: str, target: str) -> bool:
 class PosixFileSystem:
     """The real thing; see `protocol.FileSystem`. Stateless: one instance serves every thread."""
 
+    parallel = True
+
     def __init__(self, *, portable: bool = False) -> None:
         self.portable = portable
 

@@ -29,7 +29,7 @@ class FileStat:
 
 
 class File(Protocol):
-    """An open file. One thread at a time may write; `pread` may run beside anything."""
+    """An open file. Threads may read and write at the same time where the places differ."""
 
     path: str
     direct: bool
@@ -68,6 +68,9 @@ class LockHeld(Exception):
 
 class FileSystem(Protocol):
     """One file system and the few facts about its host that the store needs."""
+
+    parallel: bool
+    """Whether it pays to have several transfers in flight."""
 
     def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> File:
         """Open a file. With `direct` the page cache is bypassed where that is possible; the

@@ -144,6 +144,14 @@ def read_log(
     )
 
 
+def durable_state(view: LogView, root: str) -> State:
+    """What of the view's state survives a power cut."""
+    if view.last.body["durable"]:
+        return view.state
+    count = 1 + max(i for i, record in enumerate(view.records) if record.body["durable"])
+    return fold(view.records[:count], int(view.segment.header["copies"]), root)
+
+
 def fold(records: list[LogRecord], copies: int, root: str) -> State:
     """The state after a segment's records; copies come before the opening that includes them."""
     state = State()

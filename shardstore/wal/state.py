@@ -46,6 +46,8 @@ class State:
     lines: dict[int, tuple[int, int]] = field(default_factory=dict)
     """line -> (parent line, seq of the commit where it left it); the first line has no entry"""
     snapshot_slots: Counter[int] = field(default_factory=Counter)
+    seq: int = 0
+    """Of the newest record that was applied."""
 
     @property
     def head(self) -> CommitInfo | None:
@@ -66,6 +68,7 @@ class State:
             undo=list(self.undo),
             lines=dict(self.lines),
             snapshot_slots=Counter(self.snapshot_slots),
+            seq=self.seq,
         )
 
     def needed(self) -> set[int]:
@@ -100,6 +103,7 @@ class State:
                 raise FoldError(f"{kind} record {record['seq']} names unknown {error}") from None
         else:
             raise FoldError(f"record {record['seq']} has the unknown type {kind!r}")
+        self.seq = int(record["seq"])
 
     def _commit(self, record: Record, chain: str) -> None:
         seq, branch = int(record["seq"]), str(record["branch"])
@@ -230,6 +234,7 @@ class State:
 
 
 _APPLY = {
+    "sync": lambda *_: None,
     "commit": State._commit,
     "snapshot": State._snapshot,
     "delete": State._delete,

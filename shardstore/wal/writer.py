@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.format.digests import ZERO_DIGEST, canonical_json, chain_hash
-from shardstore.format.frames import BLOCK, HEADER_MAGIC, RECORD_MAGIC, build_frame
+from shardstore.format.frames import BLOCK, HEADER_MAGIC, RECORD_MAGIC, build_frame, frame_bytes
 from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.wal.reader import LogView, read_bytes
@@ -37,12 +37,26 @@ class Predecessor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedRecord:
-    """A frame for the open end of the log."""
+class EncodedRecord:
+    """A record whose place in the chain is fixed."""
 
-    frame: bytes
+    seq: int
+    encoded: bytes
+    predecessor: str
     chain: str
     is_commit: bool
+
+
+def encode(record: Mapping[str, Any], predecessor: str) -> EncodedRecord:
+    """Encode the record that follows the one with that chain hash."""
+    encoded = canonical_json(record)
+    return EncodedRecord(
+        seq=int(record["seq"]),
+        encoded=encoded,
+        predecessor=predecessor,
+        chain=chain_hash(predecessor, encoded),
+        is_commit=record["type"] == "commit",
+    )
 
 
 class SegmentWriter:
@@ -77,28 +91,22 @@ class SegmentWriter:
     def path(self) -> str:
         return self._file.path
 
-    def prepare(self, record: Mapping[str, Any]) -> PreparedRecord:
-        """Encode the next record and make room for it. Failing here changes nothing."""
-        assert record["seq"] == self.seq + 1
-        encoded = canonical_json(record)
-        frame = _frame(RECORD_MAGIC, self._salt, self.chain, self.log_synced, encoded)
-        end = self.offset + len(frame)
+    def make_room(self, record: EncodedRecord) -> None:
+        """Write zeros ahead where the record needs them. Failing here changes nothing."""
+        end = self.offset + frame_bytes(len(record.encoded))
         if end >= self._zeros_end:
             write_zeros(self._file, self._zeros_end, end + self._prewrite)
             self._zeros_end = end + self._prewrite
-        return PreparedRecord(
-            frame=frame,
-            chain=chain_hash(self.chain, encoded),
-            is_commit=record["type"] == "commit",
-        )
 
-    def append(self, prepared: PreparedRecord) -> None:
-        """Write the frame that was prepared last. Not durable before `sync`."""
-        self._file.pwrite(self.offset, prepared.frame)
-        self.chain = prepared.chain
-        self.seq += 1
-        self.offset += len(prepared.frame)
-        self.commits += prepared.is_commit
+    def append(self, record: EncodedRecord) -> None:
+        """Write the next record, for which there is room. Not durable before `sync`."""
+        assert record.seq == self.seq + 1 and record.predecessor == self.chain
+        frame = _frame(RECORD_MAGIC, self._salt, self.chain, self.log_synced, record.encoded)
+        self._file.pwrite(self.offset, frame)
+        self.chain = record.chain
+        self.seq = record.seq
+        self.offset += len(frame)
+        self.commits += record.is_commit
 
     def sync(self) -> None:
         """The commit point: every appended record is durable once this returned."""

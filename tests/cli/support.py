@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from shardstore import Store
 from shardstore.cli.main import root
-from shardstore.session import Settings
+from shardstore.context import Settings
 
 SETTINGS = Settings(prewrite_bytes=16384)
 COMMAND = [sys.executable, "-c", "from shardstore.cli.main import main; main()"]

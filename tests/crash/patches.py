@@ -8,6 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 from shardstore import recovery, snapshot
+from shardstore.commit_protocol import CommitProtocol
+from shardstore.context import Context
 from shardstore.format.names import STORE_FILE, segment_file
 from shardstore.fs.protocol import FileSystem
 from shardstore.session import Session
@@ -38,8 +40,7 @@ def free_at_begin() -> Patch:
         begin(self, session, *args, **kwargs)
         state = session.state
         held = set(state.snapshot_slots) | (state.head.slots() if state.head else set())
-        assert session.slots is not None
-        session.slots.release(sorted(state.needed() - held))
+        session.pipeline.protocol._slots.release(sorted(state.needed() - held))
 
     return patch.object(Transaction, "__init__", init)
 
@@ -55,7 +56,7 @@ def _around_refs(inside: Any) -> Patch:
 
 
 def ref_without_object_sync() -> Patch:
-    return _around_refs(lambda: patch.object(Session, "_sync_objects", lambda *_: None))
+    return _around_refs(lambda: patch.object(CommitProtocol, "_sync_objects", lambda *_: None))
 
 
 def ref_without_log_sync() -> Patch:
@@ -73,7 +74,7 @@ def no_copies() -> Patch:
 
 
 def no_poison() -> Patch:
-    return patch.object(Session, "poison", lambda *_: None)
+    return patch.object(Context, "poison", lambda *_: None)
 
 
 @contextmanager

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from shardstore.context import Settings
 from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.session import Settings
 from shardstore.store import Store
 from tests.crash.ghost import EMPTY, NO_STORE, PART, Ghost, GhostState, payload
 from tests.crash.oracle import ROOT, Observed, Violation, match, observe
 
-SETTINGS = Settings(prewrite_bytes=16 * 1024, commits_per_segment=3)
+SETTINGS = Settings(prewrite_bytes=16 * 1024, commits_per_segment=3, host_budget_bytes=0)
 Mutate = Callable[[FaultyFileSystem, str], None]
 """Called with "create" or "open" before an opening and with "work" after it."""
 

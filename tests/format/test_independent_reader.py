@@ -23,8 +23,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardstore import Commit, Ref, Store
+from shardstore.context import Settings
 from shardstore.errors import UsageError
-from shardstore.session import Settings
 from tests.format.independent_log import BLOCK, Damaged, Json, canonical
 from tests.format.independent_reader import IndependentReader
 

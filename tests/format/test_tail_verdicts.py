@@ -18,8 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardstore import Store
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
-from shardstore.session import Settings
 from tests.format.independent_log import BLOCK, SECTOR, WORD, Damaged, Segment
 from tests.format.independent_reader import IndependentReader
 

@@ -23,15 +23,21 @@ from tests.repo.source_tree import (
 # Lowest first. A module may import from its own layer and from those above it in this table.
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors"}),
+    frozenset({"errors", "workers"}),
     frozenset({"format"}),
     frozenset({"fs"}),
     frozenset({"codecs", "buffers"}),
     frozenset({"wal"}),
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
-    frozenset({"loaded", "session", "views"}),
+    frozenset({"context", "host_cache", "loaded", "views"}),
+    frozenset({"staging"}),
+    frozenset({"commit_protocol"}),
+    frozenset({"pipeline"}),
+    frozenset({"session"}),
+    frozenset({"parent", "ticket"}),
     frozenset({"snapshot", "transaction", "recovery"}),
+    frozenset({"opening"}),
     frozenset({"store"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy"}),
     frozenset({"", "torch"}),

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from shardstore import Ref
+from shardstore.context import Settings
 from shardstore.errors import (
     AmbiguousRefError,
     IncompleteCommitError,
@@ -31,7 +32,6 @@ from shardstore.errors import (
     UsageError,
 )
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.session import Settings
 from tests.support.stores import content, object_files, open_store, value_of
 
 SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=5)

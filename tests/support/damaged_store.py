@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from shardstore import Ref, Store
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
-from shardstore.session import Settings
 
 SETTINGS = Settings(prewrite_bytes=16384)
 Bytes = dict[tuple[str, str, str], bytes]

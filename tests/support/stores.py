@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from shardstore.context import Settings
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.protocol import FileSystem
 from shardstore.refs import Ref
-from shardstore.session import Settings
 from shardstore.store import Store
 from shardstore.views import Commit
 
 ROOT = "run"
-SETTINGS = Settings(prewrite_bytes=32 * 1024)
+SETTINGS = Settings(prewrite_bytes=32 * 1024, host_budget_bytes=0)
 PARTS = (("a", "params"), ("a", "optim"), ("b", "params"))
 
 

@@ -27,10 +27,10 @@ from typing import Literal
 import pytest
 
 from shardstore import Store
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fsck import fsck
-from shardstore.session import Settings
 from tests.format.independent_log import BLOCK, SECTOR, Segment
 from tests.format.independent_reader import IndependentReader
 from tests.support.damaged_store import HealthyStore, tensors

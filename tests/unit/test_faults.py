@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import pytest
 
 from shardstore import Ref, Store
+from shardstore.context import Settings
 from shardstore.errors import PoisonedError, ShardStoreError, StorageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
-from shardstore.session import Settings
 from tests.support.stores import PARTS, commit, content, expected, open_store, values
 
-SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=4)
+SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=4, host_budget_bytes=0)
 OPERATIONS_MAX = 400
 pytestmark = pytest.mark.req("S3", "S4")
 
@@ -174,7 +174,7 @@ def test_a_refusal_inside_an_open_store(name: str, code: int, after: bool) -> No
             store.close()
             assert nth > 1
             return
-        poisoned = store._session._poison is not None
+        poisoned = store._session.context.is_poisoned
         if isinstance(failure, StorageError) and not poisoned:
             if "roll" not in name:
                 assert observe(store) == before, place
@@ -277,11 +277,11 @@ def test_an_interrupt_at_any_step_of_the_protocol(name: str) -> None:
             store.close()
             return
         observe(store)
-        if store._session._poison is None:
+        if not store._session.context.is_poisoned:
             _go_on(store)
             assert values(store) == expected(8)
         store.close()
-        if store._session._poison is not None:
+        if store._session.context.is_poisoned:
             with open_store(fs, settings=SETTINGS) as again:
                 assert _content_only(observe(again)) in allowed, nth
                 _go_on(again)

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from shardstore import Ref
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.history import Entry, read_history
-from shardstore.session import Settings
 from tests.support.stores import ROOT, commit, open_store
 
 SMALL_SEGMENTS = Settings(prewrite_bytes=16384, commits_per_segment=3)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shardstore import Ref, Store
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.format.digests import canonical_json
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.session import Settings
 from shardstore.wal.reader import LogRecord, fold, list_segments, read_log, read_segment
 from shardstore.wal.state import FoldError, State, changed_parts
 from tests.support.stores import ROOT, commit, open_store
@@ -67,7 +67,7 @@ def test_a_state_restated_by_its_summary_goes_on_the_same(records: list[LogRecor
     whole = folded(records)
     for cut in range(1, len(records)):
         restated = State()
-        restated.apply({"type": "open", "state": plain(folded(records[:cut]))}, "")
+        restated.apply({"type": "open", "seq": cut, "state": plain(folded(records[:cut]))}, "")
         for record in records[cut:]:
             restated.apply(record.body, record.chain)
         assert plain(restated) == plain(whole), cut
@@ -81,7 +81,9 @@ def test_the_writer_a_reader_and_the_next_opening_agree_after_every_record() -> 
 
     def note(event: str, _fields: object) -> None:
         if event == "append":
-            seen.append(plain(read_log(fs, ROOT).state) == plain(store._session.state))
+            seen.append(
+                plain(read_log(fs, ROOT).state) == plain(store._session.pipeline.protocol.tail)
+            )
 
     store = open_store(fs, settings=Settings(prewrite_bytes=8192, commits_per_segment=2),
                        trace=note)  # fmt: skip

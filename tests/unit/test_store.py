@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from shardstore import Ref, Store
+from shardstore.context import Settings
 from shardstore.errors import (
     ClosedError,
     CorruptionError,
@@ -26,7 +27,6 @@ from shardstore.errors import (
     UsageError,
 )
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.session import Settings
 from tests.support.stores import (
     PARTS,
     ROOT,
@@ -359,9 +359,9 @@ def test_a_thread_of_the_writer_learns_that_its_step_moved_on(monkeypatch: Any) 
 def test_a_reader_in_another_process_while_the_writer_goes_on(tmp_path: Path) -> None:
     code = """
 import sys
-from shardstore import Store
+from shardstore import Settings, Store
 from shardstore.errors import StepMovedOnError
-with Store.open(sys.argv[1]) as store:
+with Store.open(sys.argv[1], settings=Settings(host_budget_bytes=0)) as store:
     print("open", flush=True)
     seen = 0
     for line in sys.stdin:
@@ -394,8 +394,8 @@ with Store.open(sys.argv[1]) as store:
         for step in range(2, 12):
             commit(store, step)
             assert ask("load") == f"{10 * (step - 1)} {step - 1}"
-            for _ in range(3):
-                commit(store, step)
+            for other in (1, 2, 0):  # not the parent's bytes: those would be kept
+                commit(store, step, step + 100 * other)
             assert ask("load") == "moved on"
             assert ask("refresh") == f"{10 * step} {step}"
         child.stdin.close()

@@ -25,7 +25,8 @@ def init(**values: Any) -> None:
     if settings.run_dir is None:
         raise ConfigError("--run-dir is needed: where shall the run be created?")
     model = settings.model()
-    with Run.open(settings.run_dir, write=True, create=True) as run:
+    # One shard in memory at a time: nothing reads these again before training does.
+    with Run.open(settings.run_dir, write=True, create=True, host_budget_bytes=0) as run:
         if not run.is_empty:
             raise ResumeError(
                 f"{settings.run_dir} holds a run already; train it with "

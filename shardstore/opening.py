@@ -1,0 +1,93 @@
+"""Opening a store from outside: the path, the lock, creation, and errors in the store's words.
+
+`recovery` has what happens to the store's bytes; `store` wraps what is returned here.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+
+from shardstore import recovery
+from shardstore.context import Settings
+from shardstore.errors import CorruptionError, NotAStoreError, StorageError
+from shardstore.format.names import LOCK_FILE, STORE_FILE
+from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.protocol import FileSystem, Lock
+from shardstore.locking import take_lock
+from shardstore.session import Session
+
+
+def open_reading(
+    path: str | os.PathLike[str], fs: FileSystem | None, settings: Settings
+) -> Session:
+    """A session that reads; changes no byte."""
+    system, root = _place(path, fs)
+    try:
+        return recovery.open_for_read(system, root, settings)
+    except OSError as error:
+        raise _opening_failed(root, error) from error
+
+
+def open_writing(
+    path: str | os.PathLike[str],
+    fs: FileSystem | None,
+    settings: Settings,
+    *,
+    may_create: bool,
+    must_create: bool = False,
+    power_cut: bool = False,
+) -> tuple[Session, Lock, recovery.Plan]:
+    """Take the lock, create where allowed, recover; a session that writes."""
+    system, root = _place(path, fs)
+    try:
+        if may_create:
+            _make_root(system, root)
+            recovery.check_creatable(system, root)
+        elif STORE_FILE not in system.list_directory(root):
+            raise NotAStoreError(
+                f"{root} is not a store: it has no file {STORE_FILE}; create one with "
+                f"'shardstore init {root}'"
+            )
+        lock = take_lock(system, root)
+    except OSError as error:
+        raise _opening_failed(root, error) from error
+    try:
+        if may_create and (must_create or STORE_FILE not in system.list_directory(root)):
+            recovery.create(system, root, settings)
+        session, plan = recovery.open_for_write(system, root, settings, assume_power_cut=power_cut)
+    except OSError as error:
+        lock.release()
+        raise _opening_failed(root, error) from error
+    except BaseException:
+        lock.release()
+        raise
+    return session, lock, plan
+
+
+def _make_root(fs: FileSystem, root: str) -> None:
+    try:
+        fs.make_directory(root)
+    except FileExistsError:
+        return
+
+
+def _opening_failed(root: str, error: OSError) -> Exception:
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    if missing is not None and not str(missing).startswith(f"{root}/"):
+        return NotAStoreError(f"{root} is not a store: {missing} does not exist")
+    if missing is not None and str(missing) != f"{root}/{LOCK_FILE}":
+        return CorruptionError("a file of the store is missing", file=str(missing))
+    return StorageError(
+        f"opening store {root} failed on {error.filename or root}: {error.strerror}; "
+        "the store is as it was found",
+        errno=error.errno,
+    )
+
+
+def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
+    """The file system and the root; on the real one absolute: the process may change directory."""
+    text = os.fsdecode(path)
+    if fs is None:
+        return PosixFileSystem(), os.path.abspath(text)
+    return fs, posixpath.normpath(text)

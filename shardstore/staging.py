@@ -1,0 +1,399 @@
+"""Staging: an object goes from tensors or a donated buffer into a slot, digested on the way.
+
+The data's pieces are written as they are there; the first piece, with the header, comes last, once
+the digests are known. Data that agree with the parent's object are not written at all: its object
+is named again (the manifest's digest of the first 256 KiB says when comparing is worth it).
+Nothing here is in a manifest; `pipeline` waits, syncs and names.
+
+Contract: an object's buffer is not written to while `pieces` are in flight; its slot goes back to
+the pool only when all its I/O has ended (rule 8). Errors of transfers are kept in the object and
+raised by `wait`, which is called before anything depends on them. Raw layout.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardstore.buffers import Buffer, BufferPool
+from shardstore.codecs import raw
+from shardstore.context import Context
+from shardstore.errors import ShardStoreError
+from shardstore.format.layout import (
+    HEAD_BYTES,
+    ObjectHeader,
+    ObjectLabel,
+    ObjectLayout,
+    build_header,
+    head_digest,
+    object_digest,
+)
+from shardstore.format.manifest import ObjectRef, Part
+from shardstore.format.names import slot_file
+from shardstore.fs.calls import close_quietly
+from shardstore.fs.protocol import File
+from shardstore.slots import SlotTable
+from shardstore.workers import Done, Job
+
+Label = Callable[[tuple[int, int]], ObjectLabel]
+"""Given the object's write id, who it is; asked for when all commits before it are known."""
+OPEN_FILES_MAX = 128
+RAW = "raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """The parent's object of the same part, which new data may turn out to equal."""
+
+    reference: ObjectRef
+    header: Callable[[], ObjectHeader]
+    """Reads and verifies its header."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StagedObject:
+    """An object on its way into a slot. `reference` and `header` are there once `finished` is."""
+
+    part: Part
+    layout: ObjectLayout
+    buffer: Buffer | None
+    """The whole file; None once nobody will read it from memory."""
+    slot: int = -1
+    created: bool = False
+    file: File | None = None
+    pieces: list[Job[None]] = field(default_factory=list)
+    finished: Job[None] = field(default_factory=Done)
+    reference: ObjectRef | None = None
+    header: ObjectHeader | None = None
+    keep: bool = True
+    """Whether the buffer may serve readers, here and from the cache."""
+    reused: bool = False
+    """Equal to the parent's object: `reference` is that one's, nothing was written."""
+    error: OSError | None = None
+    synced: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the file is synced or closed."""
+
+    def known(self) -> ObjectRef:
+        """The reference, waiting for the digests."""
+        self.finished.result()
+        assert self.reference is not None
+        return self.reference
+
+    @property
+    def written_bytes(self) -> int:
+        return 0 if self.reused else self.layout.total_bytes
+
+
+class Staging:
+    """Writes objects of one store. Callers stage from one thread at a time."""
+
+    def __init__(self, context: Context, slots: SlotTable, pool: BufferPool) -> None:
+        self._context = context
+        self._slots = slots
+        self._pool = pool
+        self.piece_bytes = context.settings.piece_bytes
+        self._open: list[StagedObject] = []
+        """Written and not yet synced, oldest first."""
+        self._live: dict[int, StagedObject] = {}
+        """Objects that have a buffer, oldest first."""
+
+    def copy(
+        self,
+        part: Part,
+        layout: ObjectLayout,
+        tensors: Mapping[str, Any],
+        buffer: Buffer,
+        label: Label,
+        twin: Twin | None,
+    ) -> StagedObject:
+        """Stage tensors, which may change on return. The buffer becomes the object's."""
+        staged = StagedObject(part=part, layout=layout, buffer=buffer)
+        feed = _Feed(self, staged, twin)
+        try:
+            digests = raw.fill(buffer.view, layout, tensors, feed.filled)
+            staged.finished = self._context.workers.finish(
+                self._finish, staged, digests, label, twin if feed.suspect else None
+            )
+        except BaseException:
+            self.abandon([staged])
+            raise
+        self._check(staged)
+        self._keep_buffer(staged)
+        return staged
+
+    def donate(
+        self,
+        part: Part,
+        layout: ObjectLayout,
+        buffer: Buffer,
+        label: Label,
+        twin: Twin | None,
+        *,
+        keep: bool = True,
+    ) -> StagedObject:
+        """Stage what stands in a buffer, which becomes the object's. Returns at once.
+
+        Without `keep` nobody reads the buffer afterwards: somebody may still write to it.
+        """
+        staged = StagedObject(part=part, layout=layout, buffer=buffer, keep=keep)
+        try:
+            staged.finished = self._context.workers.finish(self._digest, staged, label, twin)
+        except BaseException:
+            self.abandon([staged])
+            raise
+        self._check(staged)
+        self._keep_buffer(staged)
+        return staged
+
+    def wait(self, staged: StagedObject) -> None:
+        """Until the object is in its slot; raises StorageError where it could not be written."""
+        staged.finished.result()
+        for piece in staged.pieces:
+            piece.result()
+        self._check(staged)
+
+    def abandon(self, objects: Iterable[StagedObject]) -> None:
+        """Objects that will be in no manifest: when their I/O has ended their slots are free."""
+        for staged in objects:
+            _settle(staged)
+            self.let_go(staged)
+            self.close(staged)
+            if staged.slot >= 0:
+                self._give_back(staged)
+
+    def let_go(self, staged: StagedObject) -> None:
+        """Release the object's buffer. The caller has waited for its I/O."""
+        buffer = self.take_buffer(staged)
+        if buffer is not None:
+            buffer.release()
+
+    def share(self, staged: StagedObject) -> Buffer | None:
+        """The object's bytes for reading, with its header; the caller's to release. None where its
+        buffer was let go. Waits for the digests."""
+        staged.known()
+        with self._context.mutex:
+            if staged.buffer is None or not staged.keep:
+                return None
+            return self._pool.share(staged.buffer)
+
+    def take_buffer(self, staged: StagedObject) -> Buffer | None:
+        """The object's buffer, now the caller's; None where it was let go."""
+        with self._context.mutex:
+            buffer, staged.buffer = staged.buffer, None
+            self._live.pop(id(staged), None)
+        return buffer
+
+    def make_room(self) -> bool:
+        """Let go of the buffer staged longest ago, once it is written; False where none is."""
+        with self._context.mutex:
+            staged = next(iter(self._live.values()), None)
+        if staged is None:
+            return False
+        _settle(staged)
+        self.let_go(staged)
+        return True
+
+    def sync(self, staged: StagedObject) -> None:
+        """Make the bytes durable. Raises OSError; the slot is then never written again."""
+        with staged.lock:
+            if staged.synced or staged.file is None:
+                return
+            try:
+                staged.file.datasync()
+            except OSError:
+                with self._context.mutex:
+                    self._slots.retire(staged.slot)
+                raise
+            staged.synced = True
+
+    def close(self, staged: StagedObject) -> None:
+        """Close the object's file."""
+        with staged.lock:
+            file, staged.file = staged.file, None
+            if file is not None:
+                close_quietly(file)
+        with self._context.mutex:
+            if staged in self._open:
+                self._open.remove(staged)
+
+    # ------------------------------------------------------------------ insides
+
+    def _keep_buffer(self, staged: StagedObject) -> None:
+        """From here on the buffer may be let go, once `finished` and the pieces are over."""
+        with self._context.mutex:
+            if staged.buffer is not None:
+                self._live[id(staged)] = staged
+
+    def open(self, staged: StagedObject) -> None:
+        """Give the object a slot and open its file; a failure is the object's error."""
+        if staged.file is not None or staged.error is not None:
+            return
+        context, size = self._context, staged.layout.total_bytes
+        self._limit_open_files()
+        with context.mutex:
+            slot, create = self._slots.reserve(size)
+        path = context.path(slot_file(slot))
+        context.trace("stage", slot=slot, create=create, size=size)
+        try:
+            staged.file = context.fs.open(path, "create" if create else "write", direct=True)
+        except OSError as error:
+            staged.error = error
+            if not create:
+                with context.mutex:
+                    self._slots.release([slot])
+            return
+        staged.slot, staged.created = slot, create
+        with context.mutex:
+            if create:
+                self._slots.created(slot, size)
+            self._open.append(staged)
+
+    def submit(self, staged: StagedObject, begin: int, end: int) -> None:
+        """Write a stretch of the file, whole pieces but for the last."""
+        if staged.error is None:
+            job = self._context.workers.io(self._write_piece, staged, begin, end)
+            staged.pieces.append(job)
+
+    def _write_piece(self, staged: StagedObject, begin: int, end: int) -> None:
+        if staged.error is not None:
+            return
+        assert staged.file is not None and staged.buffer is not None
+        try:
+            staged.file.pwrite(begin, staged.buffer.view[begin:end])
+        except OSError as error:
+            staged.error = error
+
+    def _digest(self, staged: StagedObject, label: Label, twin: Twin | None) -> None:
+        """A donated object: on the finishing thread, its pieces go out while it is digested."""
+        assert staged.buffer is not None
+        view, layout = staged.buffer.view, staged.layout
+        suspect = twin is not None and _heads_agree(view, layout, twin)
+        if not suspect:
+            self._submit_tail(staged)
+        digests = raw.digests_of(view, layout)
+        self._finish(staged, digests, label, twin if suspect else None)
+
+    def _submit_tail(self, staged: StagedObject) -> None:
+        self.open(staged)
+        piece, total = self.piece_bytes, staged.layout.total_bytes
+        for begin in range(self.first_piece_bytes(staged), total, piece):
+            self.submit(staged, begin, min(total, begin + piece))
+
+    def _finish(
+        self, staged: StagedObject, digests: list[str], label: Label, suspect: Twin | None
+    ) -> None:
+        """The header, the reference and the first piece; on the finishing thread."""
+        layout = staged.layout
+        if suspect is not None:
+            try:
+                header = suspect.header()
+            except ShardStoreError:  # then it is no reason to keep it
+                header = None
+            if header and header.layout == layout and list(header.digests) == digests:
+                staged.reused, staged.header, staged.reference = True, header, suspect.reference
+                return
+            self._submit_tail(staged)
+        self.open(staged)
+        assert staged.buffer is not None
+        write = self._context.next_write_id()
+        told = label(write)
+        region = build_header(layout, told, digests)
+        view = staged.buffer.view
+        view[: layout.header_bytes] = region
+        head = head_digest(view, layout.header_bytes)
+        size, digest = layout.total_bytes, object_digest(region)
+        staged.reference = ObjectRef(staged.slot, *write, size, digest, head, RAW)
+        staged.header = ObjectHeader(layout=layout, label=told, digests=tuple(digests))
+        self.submit(staged, 0, self.first_piece_bytes(staged))
+
+    def first_piece_bytes(self, staged: StagedObject) -> int:
+        """The piece that waits for the digests: the header and what follows it."""
+        piece = self.piece_bytes
+        return min(max(piece, staged.layout.header_bytes), staged.layout.total_bytes)
+
+    def _check(self, staged: StagedObject) -> None:
+        """Raise the error of a transfer; the object's slot is given back."""
+        error = staged.error
+        if error is None:
+            return
+        doing = "writing an object" if staged.slot >= 0 else "opening a slot"
+        self.abandon([staged])
+        raise self._context.storage_error(doing, error, needed=staged.layout.total_bytes) from error
+
+    def _give_back(self, staged: StagedObject) -> None:
+        slot, staged.slot = staged.slot, -1
+        broken = staged.error is not None and staged.created
+        if broken:  # shorter than its size: never a slot
+            with suppress(OSError):
+                self._context.fs.unlink(self._context.path(slot_file(slot)))
+        with self._context.mutex:
+            if broken:
+                self._slots.retire(slot)
+            else:
+                self._slots.release([slot])
+
+    def _limit_open_files(self) -> None:
+        """Beyond so many open files the oldest are synced early and closed."""
+        while len(self._open) >= OPEN_FILES_MAX:
+            staged = self._open[0]
+            _settle(staged)
+            try:
+                self.sync(staged)
+            except OSError as error:
+                staged.error = error
+            self.close(staged)
+
+
+class _Feed:
+    """Writes pieces of an object while it is filled, once it is known to differ from its twin."""
+
+    def __init__(self, staging: Staging, staged: StagedObject, twin: Twin | None) -> None:
+        self._staging = staging
+        self._staged = staged
+        self._twin = twin
+        self._sent = staging.first_piece_bytes(staged)
+        self._decided = twin is None
+        self.suspect = False
+
+    def filled(self, end: int) -> None:
+        """The file is complete from its header to `end`."""
+        staged = self._staged
+        layout, buffer = staged.layout, staged.buffer
+        assert buffer is not None
+        if not self._decided:
+            if end < min(layout.header_bytes + HEAD_BYTES, layout.total_bytes):
+                return
+            assert self._twin is not None
+            self.suspect = _heads_agree(buffer.view, layout, self._twin)
+            self._decided = True
+        if self.suspect:
+            return
+        piece = self._staging.piece_bytes
+        while self._sent < end and (end - self._sent >= piece or end == layout.total_bytes):
+            self._staging.open(staged)
+            stop = min(end, self._sent + piece)
+            self._staging.submit(staged, self._sent, stop)
+            self._sent = stop
+
+
+def _heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
+    """Whether comparing the whole is worth it."""
+    reference = twin.reference
+    if reference.format != RAW or reference.size != layout.total_bytes:
+        return False
+    return reference.head == head_digest(view, layout.header_bytes)
+
+
+def _settle(staged: StagedObject) -> None:
+    """Wait until nothing of the object is in flight, whatever came of it."""
+    for job in (staged.finished, *staged.pieces):
+        try:
+            job.result()
+        except Exception:  # told by whoever needed the object
+            continue
+    for piece in staged.pieces:  # those that finishing submitted
+        piece.result()

@@ -1,0 +1,121 @@
+"""Threads that work for one open store, or none: then every call is made where it is submitted.
+
+Roles: `io` transfers pieces (several threads), `load` drives whole loads, `finish` digests and
+labels objects, `complete` makes commits durable; the last two have one thread each, so their
+calls are made in the order in which they were submitted. Contract: `io` waits for nothing, `finish`
+and `load` wait for `io` only (a roll of the log: for `complete`), `complete` for all of them; no
+role waits for itself. Threads are started at the first call and end with `close`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+LOADERS = 2
+
+
+class Job(Protocol[T_co]):
+    """A call that was submitted."""
+
+    def result(self) -> T_co:
+        """Wait for the call; what it returned, or raises what it raised."""
+
+    def done(self) -> bool: ...
+
+
+class Done:
+    """A job that was over when it was submitted."""
+
+    def __init__(self, value: Any = None) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+    def done(self) -> bool:
+        return True
+
+
+class Workers(Protocol):
+    """See the module's docstring. Any thread may submit."""
+
+    depth: int
+    """Pieces that may usefully be in flight; 1 where calls are made at once."""
+
+    def io(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
+
+    def load(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
+
+    def finish(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
+
+    def complete(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
+
+    def close(self) -> None: ...
+
+
+class InlineWorkers:
+    """Calls are made by the caller, and raise there: the order is that of the program."""
+
+    depth = 1
+
+    def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return Done(call(*args))
+
+    load = finish = complete = io
+
+    def close(self) -> None:
+        return
+
+
+class ThreadWorkers:
+    """Threads of their own for each role."""
+
+    def __init__(self, io_threads: int) -> None:
+        self.depth = io_threads
+        self._counts = {"io": io_threads, "load": LOADERS, "finish": 1, "complete": 1}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._lock = threading.Lock()
+
+    def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return self._pool("io").submit(call, *args)
+
+    def load(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return self._pool("load").submit(call, *args)
+
+    def finish(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return self._pool("finish").submit(call, *args)
+
+    def complete(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return self._pool("complete").submit(call, *args)
+
+    def close(self) -> None:
+        """Wait for what was submitted and end the threads."""
+        for role in ("load", "finish", "complete", "io"):
+            pool = self._pools.get(role)
+            if pool is not None:
+                pool.shutdown(wait=True)
+
+    def _pool(self, role: str) -> ThreadPoolExecutor:
+        pool = self._pools.get(role)
+        if pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # slow to import; not every command
+
+            with self._lock:
+                if role not in self._pools:
+                    self._pools[role] = ThreadPoolExecutor(
+                        self._counts[role], thread_name_prefix=f"shardstore-{role}"
+                    )
+                pool = self._pools[role]
+        return pool
+
+
+def make_workers(io_threads: int) -> Workers:
+    """Threads, or none where `io_threads` is 0."""
+    return ThreadWorkers(io_threads) if io_threads else InlineWorkers()
