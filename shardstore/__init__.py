@@ -18,16 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
+    from shardstore.format.policy import Best, Retention
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.transaction import Transaction
-    from shardstore.views import Commit, Snapshot, TensorInfo
+    from shardstore.views import Branch, Commit, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
+    "Best",
+    "Branch",
     "Commit",
     "CorruptionError",
     "Ref",
+    "Retention",
     "ShardStoreError",
     "Snapshot",
     "Store",
@@ -39,10 +43,11 @@ __all__ = [
 
 _HOMES = {
     "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
+    "format.policy": ("Best", "Retention"),
     "refs": ("Ref",),
     "store": ("Store",),
     "transaction": ("Transaction",),
-    "views": ("Commit", "Snapshot", "TensorInfo"),
+    "views": ("Branch", "Commit", "Snapshot", "TensorInfo"),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

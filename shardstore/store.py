@@ -25,7 +25,7 @@ from shardstore.errors import (
 )
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
-from shardstore.format.manifest import CommitInfo, Part, UndoEntry
+from shardstore.format.manifest import CommitInfo, Part
 from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
@@ -33,6 +33,7 @@ from shardstore.loaded import LoadedObject
 from shardstore.locking import take_lock
 from shardstore.refs import Ref
 from shardstore.session import Session, Settings, Trace
+from shardstore.store_refs import RefMethods
 from shardstore.transaction import Transaction
 from shardstore.views import (
     Commit,
@@ -46,7 +47,7 @@ from shardstore.views import (
 Mode = Literal["r", "r+", "a"]
 
 
-class Store:
+class Store(RefMethods):
     """A transactional store of tensor shards. Use `Store.open` or `Store.create`."""
 
     def __init__(self, session: Session, lock: Lock | None, plan: recovery.Plan | None) -> None:
@@ -191,11 +192,6 @@ class Store:
         return "r" if self._session.writer is None else "r+"
 
     @property
-    def branch(self) -> str:
-        """The current branch."""
-        return self._session.state.current
-
-    @property
     def head(self) -> Commit | None:
         """The current branch's newest commit, None on an empty store."""
         head = self._session.state.head
@@ -287,37 +283,6 @@ class Store:
                 )
             self._transaction = Transaction(self._session, step, expect, self._track)
             return self._transaction
-
-    # ------------------------------------------------------------------ refs
-
-    def snapshot(self, name: str | None = None, at: Ref | str = Ref.head) -> Snapshot:
-        """Name a commit and keep it for ever, at no cost in data; durable when this returns.
-
-        Without a name it is called step_00000012 after its step. NameTakenError where it exists.
-        """
-        with self._session.lock:
-            self._begin_ref("snapshot")
-            target = refs.resolve(self._session.state, at)
-            return snapshot_view(snapshot.snapshot(self._session, name, target))
-
-    def delete(self, name: str) -> None:
-        """Delete a snapshot; `undo` brings it back while it is among the last three changes."""
-        with self._session.lock:
-            self._begin_ref("delete")
-            snapshot.delete(self._session, name)
-
-    def rewind(self, ref: Ref | str) -> Commit:
-        """Move the head back (or sideways) to a kept commit; nothing is copied, history stays."""
-        with self._session.lock:
-            self._begin_ref("rewind")
-            target = refs.resolve(self._session.state, ref)
-            return commit_view(snapshot.rewind(self._session, target))
-
-    def undo(self) -> UndoEntry:
-        """Revert the newest rewind or deletion not yet undone (of the last three)."""
-        with self._session.lock:
-            self._begin_ref("undo")
-            return snapshot.undo(self._session)
 
     # ------------------------------------------------------------------ insides
 

@@ -38,7 +38,7 @@ from shardstore.format.manifest import (
 from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
 from shardstore.metadata import check_metadata, encode_blobs
-from shardstore.retention import unkept_after_commit
+from shardstore.retention import unkept
 from shardstore.session import Session, WrittenObject
 from shardstore.views import Commit, commit_view
 from shardstore.wal.state import changed_parts
@@ -215,7 +215,7 @@ class Transaction:
     ) -> dict[str, Any]:
         state, parent = self._session.state, self._parent
         put, remove = changed_parts(self._parent_manifest, manifest)
-        return {
+        record: dict[str, Any] = {
             "type": "commit",
             "seq": seq,
             "time": self._session.fs.now(),
@@ -232,8 +232,8 @@ class Transaction:
             "manifest_digest": manifest_digest(manifest),
             "metadata": metadata,
             "blobs": blobs,
-            "unkeep": unkept_after_commit(state),
         }
+        return {**record, "unkeep": unkept(state, record)}
 
     def _stage_donated(self, key: Part, checkout: Checkout) -> None:
         if (checkout.shard, checkout.part) != key:

@@ -31,8 +31,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
     frozenset({"loaded", "session", "views"}),
-    frozenset({"snapshot", "transaction", "recovery"}),
-    frozenset({"store"}),
+    frozenset({"ref_records", "snapshot", "transaction", "recovery"}),
+    frozenset({"branches", "moves", "collecting"}),
+    frozenset({"store", "store_refs"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),
