@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardstore.context import Settings
     from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
+    from shardstore.format.policy import Best, Retention
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.ticket import Ticket
     from shardstore.transaction import Transaction
-    from shardstore.views import Commit, Snapshot, TensorInfo
+    from shardstore.views import Branch, Commit, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
+    "Best",
+    "Branch",
     "Commit",
     "CorruptionError",
     "Ref",
+    "Retention",
     "Settings",
     "ShardStoreError",
     "Snapshot",
@@ -44,11 +48,12 @@ __all__ = [
 _HOMES = {
     "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
     "context": ("Settings",),
+    "format.policy": ("Best", "Retention"),
     "refs": ("Ref",),
     "store": ("Store",),
     "ticket": ("Ticket",),
     "transaction": ("Transaction",),
-    "views": ("Commit", "Snapshot", "TensorInfo"),
+    "views": ("Branch", "Commit", "Snapshot", "TensorInfo"),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -2,8 +2,9 @@
 
 Contract: reads only, one segment at a time, so that asking for the newest few costs the newest
 segment. History stays across rewinds: a commit that a rewind left behind is still here, marked as
-not effective. Of several commits of one step on the current line the newest is the effective one.
-Damage raises CorruptionError where it is reached; records newer than it have been given by then.
+not effective, and so are those of other branches. Of several commits of one step on the current
+line the newest is the effective one. Damage raises CorruptionError where it is reached; records
+newer than it have been given by then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import LogRecord, Segment, list_segments, read_log, read_segment
 from shardstore.wal.state import State
 
-EFFECTIVE, REPEATED, REWOUND = "effective", "repeated", "rewound"
+EFFECTIVE, REPEATED, REWOUND, BRANCHED = "effective", "repeated", "rewound", "branched"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +35,9 @@ class Entry:
     step: int | None
     """Of the commit that the record makes, names or moves to; None for the others."""
     status: str | None
-    """Of a commit: effective, repeated (a newer commit of its step follows on the current line)
-    or rewound (on no line that leads to the head). None for other records."""
+    """Of a commit: effective, repeated (a newer commit of its step follows on the current line),
+    branched (on another branch only) or rewound (on no line that leads to a head). None for other
+    records."""
     kept: bool
     """Whether the commit can still be named."""
     body: Mapping[str, Any]
@@ -57,9 +59,13 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "open": ("reason", "pid", "host", "abandoned"),
     "commit": ("branch", "line", "parent", "metadata"),
     "snapshot": ("name", "target"),
+    "branch": ("name", "new_line"),
+    "switch": ("name",),
     "delete": ("name",),
     "rewind": ("branch", "new_line"),
     "undo": ("entry", "new_line"),
+    "retention": ("retention",),
+    "unkeep": ("unkeep",),
 }
 
 
@@ -122,7 +128,9 @@ def _entry(record: LogRecord, state: State, steps: set[int]) -> Entry:
 
 def _status(body: Mapping[str, Any], state: State, steps: set[int]) -> str:
     if not state.on_line(state.line, body["line"], body["seq"]):
-        return REWOUND
+        lines = [line for _, line in state.branches.values()]
+        elsewhere = any(state.on_line(line, body["line"], body["seq"]) for line in lines)
+        return BRANCHED if elsewhere else REWOUND
     if body["step"] in steps:
         return REPEATED
     steps.add(body["step"])
@@ -130,5 +138,6 @@ def _status(body: Mapping[str, Any], state: State, steps: set[int]) -> str:
 
 
 def _step(body: Mapping[str, Any]) -> int | None:
-    step = body["commit"]["step"] if body["type"] == "rewind" else body.get("step")
+    commit = body.get("commit")
+    step = body.get("step") if commit is None else commit["step"]
     return None if step is None else int(step)

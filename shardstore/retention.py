@@ -1,32 +1,49 @@
-"""Which commits are kept: the last two, every snapshot, three undo refs (the default, and so far
-the only policy). Pure functions of the state; what they return stands in the record.
+"""Which commits are kept: pure functions of the log's state; what they return stands in the record.
+
+Kept without a name are the last commits of each branch, every M-th step and the best by a metric,
+as the store's rule says (`format.policy`; by default the last two), and the heads that undo entries
+hold, whatever it says. Steps are numbers, never text. Snapshots hold their slots by themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from shardstore.format.manifest import CommitInfo
 from shardstore.wal.state import State
 
 UNDO_ENTRIES = 3
 
 
-def unkept_after_commit(state: State) -> list[int]:
-    """Commits that the next commit on the current branch un-keeps: all but its parent, other
-    heads and what undo may return to."""
-    return sorted(set(state.commits) - _held(state))
+def unkept(state: State, record: Mapping[str, Any]) -> list[int]:
+    """Commits that a record un-keeps: those that nothing holds in the state after it."""
+    after = state.copy()
+    after.apply({**record, "unkeep": []}, "")
+    return no_longer_held(after)
 
 
-def unkept_after_move(
-    state: State, target: int, *, forget: list[int], keep: tuple[int, ...] = ()
-) -> list[int]:
-    """Commits that moving the current branch's head to `target` un-keeps."""
-    branches = {name: seq for name, (seq, _) in state.branches.items()}
-    branches[state.current] = target
-    held = {seq for seq in branches.values() if seq is not None} | set(keep)
-    held |= {e.commit for e in state.undo if e.commit is not None and e.seq not in forget}
-    parent = state.commits[target].parent if target in state.commits else None
-    if parent is not None:
-        held.add(parent)
-    return sorted({*state.commits, target} - held)
+def no_longer_held(state: State) -> list[int]:
+    """Kept commits that the rule does not ask for; there are some after the rule has changed."""
+    return sorted(state.commits.keys() - held(state))
+
+
+def held(state: State) -> set[int]:
+    """Commits that must stay kept.
+
+    Every M-th step and the best are looked for on each branch by itself, so that no branch changes
+    what another keeps, and on the lines that undo may bring back.
+    """
+    rule, undo = state.retention, {e.commit for e in state.undo if e.commit is not None}
+    heads = {seq for seq, _ in state.branches.values() if seq is not None}
+    found = heads | undo
+    for seq in heads:
+        found |= _last(state, seq, rule.last)
+    if rule.every is not None or rule.best is not None:
+        for seq in heads | undo:
+            line = _ancestors(state, state.commits[seq])
+            found |= _every(state, line) | _best(state, line)
+    return found
 
 
 def forgotten(state: State) -> list[int]:
@@ -34,15 +51,35 @@ def forgotten(state: State) -> list[int]:
     return [entry.seq for entry in state.undo[: max(0, len(state.undo) + 1 - UNDO_ENTRIES)]]
 
 
-def unkept_by_forgetting(state: State, forget: list[int]) -> list[int]:
-    """Commits that only forgotten undo entries held."""
-    gone = {e.commit for e in state.undo if e.seq in forget and e.commit is not None}
-    still = {e.commit for e in state.undo if e.seq not in forget}
-    heads = {seq for seq, _ in state.branches.values()}
-    parents = {state.head.parent} if state.head else set()
-    return sorted(gone - still - heads - parents)
+def _last(state: State, head: int, count: int) -> set[int]:
+    found: set[int] = set()
+    at: int | None = head
+    while at in state.commits and len(found) < count:
+        found.add(at)
+        at = state.commits[at].parent
+    return found
 
 
-def _held(state: State) -> set[int]:
-    held = {seq for seq, _ in state.branches.values() if seq is not None}
-    return held | {entry.commit for entry in state.undo if entry.commit is not None}
+def _ancestors(state: State, tip: CommitInfo) -> list[CommitInfo]:
+    """The tip and the kept commits that it descends from, oldest first."""
+    return [
+        commit
+        for seq, commit in sorted(state.commits.items())
+        if seq <= tip.seq and state.on_line(tip.line, commit.line, seq)
+    ]
+
+
+def _every(state: State, line: list[CommitInfo]) -> set[int]:
+    """Of several commits of one step the newest is the one that counts."""
+    every = state.retention.every
+    if every is None:
+        return set()
+    return set({c.step: c.seq for c in line if c.step % every == 0}.values())
+
+
+def _best(state: State, line: list[CommitInfo]) -> set[int]:
+    best = state.retention.best
+    if best is None:
+        return set()
+    ranked = [(rank, c.seq) for c in line if (rank := best.rank(c.metadata)) is not None]
+    return {seq for _, seq in sorted(ranked)[: best.count]}

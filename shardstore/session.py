@@ -79,6 +79,7 @@ class Session:
         self.refresh: Callable[[], tuple[State, State]] | None = None
         """Re-reads the log: the state, and what of it is durable; only in sessions that read."""
         self._seen, self._seen_durable = state, durable or state
+        self._slots: SlotTable | None = None
         self._staging: Staging | None = None
         self._pipeline: Pipeline | None = None
         self._ahead: dict[ObjectRef, Job[None]] = {}
@@ -86,6 +87,7 @@ class Session:
 
     def start_writing(self, writer: SegmentWriter, slots: SlotTable) -> None:
         """Make this a session that writes: called once, when the new segment is visible."""
+        self._slots = slots
         self._staging = Staging(self.context, slots, self.pool)
         self.cache.make_room = self._staging.make_room
         protocol = CommitProtocol(
@@ -113,6 +115,11 @@ class Session:
         if self._pipeline is None:
             raise ReadOnlyError(f"store {self.root} is open for reading; open it with mode='r+'")
         return self._pipeline
+
+    @property
+    def slots(self) -> SlotTable:
+        assert self._slots is not None
+        return self._slots
 
     @property
     def staging(self) -> Staging:

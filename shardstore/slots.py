@@ -8,7 +8,8 @@ one whose sync failed is never written again (rule 8). Callers hold the context'
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_number
 from shardstore.fs.protocol import FileSystem
@@ -37,17 +38,38 @@ class SlotTable:
         what a changed model left. Only at opening, once the new segment is visible; a file that
         cannot be removed stays free."""
         wanted = {self._sizes.get(slot) for slot in self._needed_at_opening}
-        for size in [size for size in self._free if size not in wanted]:
-            for slot in self._free.pop(size):
-                self._unlink(slot)
+        odd = [slot for size, free in self._free.items() if size not in wanted for slot in free]
+        with suppress(OSError):
+            self.unlink(odd)
 
-    def _unlink(self, slot: int) -> None:
-        try:
-            self._fs.unlink(f"{self._root}/{slot_file(slot)}")
-        except OSError:
-            self._pool(slot)
-        else:
-            del self._sizes[slot]
+    def size(self, slot: int) -> int:
+        """Bytes of the slot's file."""
+        return self._sizes[slot]
+
+    def excess(self, spare: Mapping[int, int]) -> list[int]:
+        """Free slots beyond the first `spare[size]` of each size, those with the lowest numbers."""
+        return sorted(
+            slot for size, free in self._free.items() for slot in sorted(free)[spare.get(size, 0) :]
+        )
+
+    def unlink(self, slots: Iterable[int]) -> None:
+        """Remove the files of free slots. What cannot be removed stays free and is raised."""
+        ahead = set(slots)
+        for size, free in list(self._free.items()):
+            self._free[size] = [slot for slot in free if slot not in ahead]
+            heapq.heapify(self._free[size])
+        failed: OSError | None = None
+        for slot in sorted(ahead):
+            try:
+                self._fs.unlink(f"{self._root}/{slot_file(slot)}")
+            except OSError as error:
+                self._pool(slot)
+                failed = failed or error
+            else:
+                del self._sizes[slot]
+                self._unsynced.discard(slot)
+        if failed is not None:
+            raise failed
 
     def reserve(self, size: int) -> tuple[int, bool]:
         """A slot for an object of `size` bytes, and whether its file must be created."""

@@ -22,11 +22,12 @@ from shardstore.errors import (
 )
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
-from shardstore.format.manifest import CommitInfo, Part, UndoEntry
+from shardstore.format.manifest import CommitInfo, Part
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
 from shardstore.refs import Ref
 from shardstore.session import Session
+from shardstore.store_refs import RefMethods
 from shardstore.transaction import Transaction
 from shardstore.views import (
     Commit,
@@ -40,7 +41,7 @@ from shardstore.views import (
 Mode = Literal["r", "r+", "a"]
 
 
-class Store:
+class Store(RefMethods):
     """A transactional store of tensor shards. Use `Store.open` or `Store.create`."""
 
     def __init__(self, session: Session, lock: Lock | None, plan: recovery.Plan | None) -> None:
@@ -146,11 +147,6 @@ class Store:
     @property
     def mode(self) -> Mode:
         return "r+" if self._session.is_writer else "r"
-
-    @property
-    def branch(self) -> str:
-        """The current branch."""
-        return self._session.state.current
 
     @property
     def head(self) -> Commit | None:
@@ -281,37 +277,6 @@ class Store:
         """Wait for commits in flight and make everything durable; raises what failed."""
         with self._session.lock:
             self._session.pipeline.sync()
-
-    # ------------------------------------------------------------------ refs
-
-    def snapshot(self, name: str | None = None, at: Ref | str = Ref.head) -> Snapshot:
-        """Name a commit and keep it for ever, at no cost in data; durable when this returns.
-
-        Without a name it is called step_00000012 after its step. NameTakenError where it exists.
-        """
-        with self._session.lock:
-            self._begin_ref("snapshot")
-            target = refs.resolve(self._session.state, at)
-            return snapshot_view(snapshot.snapshot(self._session, name, target))
-
-    def delete(self, name: str) -> None:
-        """Delete a snapshot; `undo` brings it back while it is among the last three changes."""
-        with self._session.lock:
-            self._begin_ref("delete")
-            snapshot.delete(self._session, name)
-
-    def rewind(self, ref: Ref | str) -> Commit:
-        """Move the head back (or sideways) to a kept commit; nothing is copied, history stays."""
-        with self._session.lock:
-            self._begin_ref("rewind")
-            target = refs.resolve(self._session.state, ref)
-            return self._shown(snapshot.rewind(self._session, target))
-
-    def undo(self) -> UndoEntry:
-        """Revert the newest rewind or deletion not yet undone (of the last three)."""
-        with self._session.lock:
-            self._begin_ref("undo")
-            return snapshot.undo(self._session)
 
     # ------------------------------------------------------------------ insides
 

@@ -32,7 +32,7 @@ from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
 from shardstore.metadata import check_metadata, encode_blobs
 from shardstore.parent import Parent, reference_of
-from shardstore.retention import unkept_after_commit
+from shardstore.retention import unkept
 from shardstore.session import Session
 from shardstore.staging import Label, StagedObject
 from shardstore.ticket import Ticket
@@ -258,7 +258,7 @@ class Transaction:
         parent = state.head
         manifest = {key: reference_of(entry) for key, entry in entries.items()}
         put, remove = changed_parts(parent.manifest if parent else {}, manifest)
-        return {
+        record: dict[str, Any] = {
             "type": "commit",
             "seq": seq,
             "time": self._session.fs.now(),
@@ -274,8 +274,8 @@ class Transaction:
             "manifest_digest": manifest_digest(manifest),
             "metadata": metadata,
             "blobs": blobs,
-            "unkeep": unkept_after_commit(state),
         }
+        return {**record, "unkeep": unkept(state, record)}
 
     def _stage_donated(self, key: Part, checkout: Checkout) -> None:
         if (checkout.shard, checkout.part) != key:

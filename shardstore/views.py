@@ -1,4 +1,4 @@
-"""What users see of commits, snapshots and tensors: values that share nothing with the store.
+"""What users see of commits, names and tensors: values that share nothing with the store.
 
 `format.manifest` has the descriptors that stand in records; the functions here turn them around.
 """
@@ -44,6 +44,16 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """What users see of a branch. Its head has `seq` and `step`; None on an empty store."""
+
+    name: str
+    seq: int | None
+    step: int | None
+    current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
     """One row of what a commit holds."""
 
@@ -72,6 +82,15 @@ def commit_view(commit: CommitInfo, durable: State) -> Commit:
 
 def snapshot_view(info: SnapshotInfo) -> Snapshot:
     return Snapshot(name=info.name, seq=info.seq, step=info.step, time=info.time)
+
+
+def branch_views(state: State) -> list[Branch]:
+    """All branches, by name."""
+    views: list[Branch] = []
+    for name, (seq, _) in sorted(state.branches.items()):
+        step = None if seq is None else state.commits[seq].step
+        views.append(Branch(name=name, seq=seq, step=step, current=name == state.current))
+    return views
 
 
 def tensor_view(shard: str, part: str, entry: TensorEntry, digest: str) -> TensorInfo:

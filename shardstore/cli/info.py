@@ -16,6 +16,7 @@ from shardstore.errors import StepMovedOnError
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_number
+from shardstore.format.policy import Retention
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
 from shardstore.recovery import FORMAT_VERSION, read_store_file, reading_session
@@ -60,6 +61,7 @@ def _gather(fs: FileSystem, root: str) -> dict[str, Any]:
         "uuid": uuid,
         "version": FORMAT_VERSION,
         "branch": state.current,
+        "branches": len(state.branches),
         "head": None if head is None else _head(head),
         "state_digest": None,
         "shards": 0,
@@ -70,6 +72,7 @@ def _gather(fs: FileSystem, root: str) -> dict[str, Any]:
         **({} if head is None else _content(fs, root, uuid, view, head)),
         "snapshots": len(state.snapshots),
         "kept_commits": len({*state.commits, *(s.seq for s in state.snapshots.values())}),
+        "retention": state.retention.to_json(),
         "disk_bytes": _disk_bytes(fs, root, state.needed()),
         "recovery": _recovery(view),
     }
@@ -127,6 +130,7 @@ def _recovery(view: LogView) -> dict[str, Any]:
 
 def _show(values: dict[str, Any]) -> None:
     head, disk, recovery = values["head"], values["disk_bytes"], values["recovery"]
+    branches = values["branches"]
     where = "no commit yet"
     if head:
         where = f"step {head['step']} (seq {head['seq']}), {time_text(head['time'])}"
@@ -139,11 +143,12 @@ def _show(values: dict[str, Any]) -> None:
             ("store", values["path"]),
             ("uuid", values["uuid"]),
             ("format", f"version {values['version']}"),
-            ("branch", values["branch"]),
+            ("branch", values["branch"] + (f" of {branches}" if branches > 1 else "")),
             ("head", where),
             ("state digest", values["state_digest"] or "none"),
             ("holds", holds),
             ("kept", f"{values['kept_commits']} commits, {values['snapshots']} snapshots"),
+            ("retention", str(Retention.from_json(values["retention"]))),
             ("on disk", disk_text),
             ("recovery", advice if recovery["needed"] else "not needed"),
         ]

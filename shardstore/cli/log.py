@@ -9,12 +9,13 @@ import click
 
 from shardstore.cli.common import command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, json_line, shown, time_text
+from shardstore.format.policy import Retention
 from shardstore.fs.posix import PosixFileSystem
-from shardstore.history import EFFECTIVE, Entry, read_history
+from shardstore.history import BRANCHED, EFFECTIVE, REPEATED, REWOUND, Entry, read_history
 
 _SHOWN_BY_DEFAULT = 20
 _METRICS_SHOWN = 6
-_MARKS = {EFFECTIVE: "*", "repeated": "=", "rewound": "-"}
+_MARKS = {EFFECTIVE: "*", REPEATED: "=", REWOUND: "-", BRANCHED: "/"}
 
 
 @command(
@@ -36,9 +37,9 @@ def log(path: str, count: int | None, everything: bool, as_json: bool, export: s
     """Show the history of the store at PATH, newest first, with each commit's metrics.
 
     Marks: * the effective commit of its step on the current line, = one that a newer commit of
-    the same step on that line repeats, - one that a rewind left behind. People get the newest 20
-    commits unless -n or --all says otherwise; --json and --jsonl give all of them. In JSON, NaN
-    and infinities are the strings "NaN", "Infinity" and "-Infinity".
+    the same step on that line repeats, / one of another branch, - one that a rewind left behind.
+    People get the newest 20 commits unless -n or --all says otherwise; --json and --jsonl give all
+    of them. In JSON, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity".
     """
     limit = count
     if limit is None and not (everything or as_json or export):
@@ -76,11 +77,17 @@ def _line(entry: Entry) -> str:
     words = {
         "open": lambda: f"opened ({body['reason']}) by process {body['pid']} on {body['host']}",
         "snapshot": lambda: f"snapshot {body['name']} of step {entry.step} (seq {body['target']})",
-        "delete": lambda: f"deleted snapshot {body['name']}",
+        "branch": lambda: (
+            f"branch {body['name']} at step {entry.step} (seq {body['commit']['seq']})"
+        ),
+        "switch": lambda: f"switched to {body['name']}",
+        "delete": lambda: f"deleted {'snapshot' if body['slots'] else 'branch'} {body['name']}",
         "rewind": lambda: (
             f"rewound {body['branch']} to step {entry.step} (seq {body['commit']['seq']})"
         ),
         "undo": lambda: f"undid record {body['entry']}",
+        "retention": lambda: f"retention: {Retention.from_json(body['retention'])}",
+        "unkeep": lambda: f"gave up {len(body['unkeep'])} commits",
     }
     text = words[entry.type]() if entry.type in words else entry.type
     return shown(f"{mark} seq {entry.seq:<6} {text}, {when}")

@@ -29,8 +29,12 @@ COMMANDS = {
     "recover": ("shardstore.cli.recover", "Finish or undo what a crash left."),
     "snapshot": ("shardstore.cli.snapshot", "Name a commit and keep it, or delete a name."),
     "snapshots": ("shardstore.cli.snapshots", "The snapshots by name."),
+    "branch": ("shardstore.cli.branch", "List, make or delete branches."),
+    "switch": ("shardstore.cli.switch", "Make another branch the current one."),
     "rewind": ("shardstore.cli.rewind", "Move the head to a kept commit."),
-    "undo": ("shardstore.cli.undo", "Revert the newest rewind or deletion."),
+    "undo": ("shardstore.cli.undo", "Revert the newest rewind, switch or deletion."),
+    "retention": ("shardstore.cli.retention", "Which commits stay kept without a name."),
+    "gc": ("shardstore.cli.gc", "Give back the space of what is no longer kept."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
 }
 

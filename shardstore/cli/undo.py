@@ -1,4 +1,4 @@
-"""`shardstore undo`: reverts the newest rewind or deletion that is not undone yet."""
+"""`shardstore undo`: reverts the newest rewind, switch or deletion that is not undone yet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from shardstore.wal.state import State
 @yes_option
 @json_option
 def undo(path: str, yes: bool, as_json: bool) -> None:
-    """Revert the newest rewind or deletion of the store at PATH; the last three can be reverted.
+    """Revert the newest rewind, switch or deletion of the store at PATH; the last three can be
+    reverted.
 
     What it leaves behind is kept too.
     """
@@ -36,7 +37,9 @@ def undo(path: str, yes: bool, as_json: bool) -> None:
         state = read_log(PosixFileSystem(), root, uuid=uuid).state
     waiting = [entry for entry in state.undo if not entry.done]
     if not waiting:
-        raise UsageError("nothing to undo: none of the last three rewinds and deletions is left")
+        raise UsageError(
+            "nothing to undo: none of the last three rewinds, switches and deletions is left"
+        )
     consent(_describe(waiting[-1], state), yes=yes)
     with Store.open(path, "r+") as store:
         entry, head = store.undo(), store.head
@@ -45,12 +48,22 @@ def undo(path: str, yes: bool, as_json: bool) -> None:
         echo_json({"op": entry.op, "name": entry.name, "record": entry.seq, "head": place})
     elif entry.op == "rewind" and head:
         click.echo(f"{entry.name} is back at step {head.step} (seq {head.seq})")
+    elif entry.op == "switch" and head:
+        click.echo(
+            f"{entry.name} is the current branch again, at step {head.step} (seq {head.seq})"
+        )
     else:
-        click.echo(f"snapshot {entry.name} is back")
+        click.echo(f"{_deleted(entry)} is back")
 
 
 def _describe(entry: UndoEntry, state: State) -> str:
     if entry.op == "rewind" and entry.commit is not None:
         commit = state.commits[entry.commit]
         return f"move the head of {entry.name} back to step {commit.step} (seq {commit.seq})"
-    return f"bring back the deleted snapshot {entry.name}"
+    if entry.op == "switch":
+        return f"switch from {state.current} back to {entry.name}"
+    return f"bring back the deleted {_deleted(entry)}"
+
+
+def _deleted(entry: UndoEntry) -> str:
+    return f"{'snapshot' if entry.snapshot else 'branch'} {entry.name}"

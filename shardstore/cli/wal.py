@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shardstore.cli.common import EXIT_DAMAGE, EXIT_OK, command, json_option, path_argument, reading
-from shardstore.cli.output import echo_json, facts, shown, table
+from shardstore.cli.output import echo_json, facts, json_line, shown, table
 from shardstore.errors import CorruptionError, UsageError
 from shardstore.format.names import segment_file
 from shardstore.fs.posix import PosixFileSystem
@@ -73,12 +73,18 @@ def _about(record: LogRecord) -> str:
             return f"{body.get('reason')} by process {body.get('pid')}"
         case "commit":
             return f"step {body.get('step')} put {len(body.get('put', ()))}"
-        case "snapshot" | "delete":
+        case "snapshot" | "delete" | "switch":
             return str(body.get("name"))
+        case "branch":
+            return f"{body.get('name')} at seq {body.get('commit', {}).get('seq')}"
         case "rewind":
             return f"to seq {body.get('commit', {}).get('seq')}"
         case "undo":
             return f"record {body.get('entry')}"
+        case "unkeep":
+            return f"seq {', '.join(map(str, body.get('unkeep', ())))}"
+        case "retention":
+            return json_line(body.get("retention"))
     return ""
 
 

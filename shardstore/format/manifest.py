@@ -128,17 +128,18 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoEntry:
-    """What a rewind or a deletion left behind, so that it can be undone."""
+    """What a rewind, a switch or a deletion left behind, so that it can be undone."""
 
     seq: int
     """Of the record that is undone."""
     op: str
-    """`rewind` or `delete`"""
+    """`rewind`, `switch` or `delete`"""
     name: str
-    """The branch that was moved, or the snapshot that was deleted."""
+    """The branch that was moved or left, or the snapshot or branch that was deleted."""
     done: bool = False
-    """True once undone; then `commit` is the head that the undo left."""
+    """True once undone; then `commit` is the head that the undo left, of a deletion None."""
     commit: int | None = None
+    """The head that was left, or that of a deleted branch."""
     snapshot: SnapshotInfo | None = None
     slots: tuple[int, ...] = ()
     """Slots that a deleted snapshot holds through this entry."""

@@ -21,6 +21,7 @@ from shardstore.format.manifest import (
     UndoEntry,
 )
 from shardstore.format.names import FIRST_BRANCH
+from shardstore.format.policy import DEFAULT, Retention
 
 FIRST_LINE = 1
 Record = Mapping[str, Any]
@@ -48,6 +49,7 @@ class State:
     snapshot_slots: Counter[int] = field(default_factory=Counter)
     seq: int = 0
     """Of the newest record that was applied."""
+    retention: Retention = DEFAULT
 
     @property
     def head(self) -> CommitInfo | None:
@@ -69,6 +71,7 @@ class State:
             lines=dict(self.lines),
             snapshot_slots=Counter(self.snapshot_slots),
             seq=self.seq,
+            retention=self.retention,
         )
 
     def needed(self) -> set[int]:
@@ -144,14 +147,25 @@ class State:
         )
         self.snapshot_slots.update(record["slots"])
 
+    def _branch(self, record: Record, _chain: str) -> None:
+        if record["name"] in self.branches:
+            raise FoldError(f"record {record['seq']} makes branch {record['name']!r} again")
+        self._move(record["name"], CommitInfo.from_json(record["commit"]), record)
+
+    def _switch(self, record: Record, _chain: str) -> None:
+        left, (head, _) = self.current, self.branches[self.current]
+        self._make_current(record["name"])
+        self._push(UndoEntry(seq=record["seq"], op="switch", name=left, commit=head), record)
+
     def _delete(self, record: Record, _chain: str) -> None:
-        entry = UndoEntry(
-            seq=record["seq"],
-            op="delete",
-            name=record["name"],
-            snapshot=self.snapshots.pop(record["name"]),
-            slots=tuple(record["slots"]),
-        )
+        name, slots = record["name"], tuple(record["slots"])
+        if name == self.current:
+            raise FoldError(f"record {record['seq']} deletes the current branch {name!r}")
+        entry = UndoEntry(seq=record["seq"], op="delete", name=name, slots=slots)
+        if name in self.snapshots:
+            entry = replace(entry, snapshot=self.snapshots.pop(name))
+        else:
+            entry = replace(entry, commit=self.branches.pop(name)[0])
         self._push(entry, record)
 
     def _rewind(self, record: Record, _chain: str) -> None:
@@ -163,16 +177,29 @@ class State:
     def _undo(self, record: Record, _chain: str) -> None:
         at = next(i for i, entry in enumerate(self.undo) if entry.seq == record["entry"])
         entry = self.undo[at]
+        left: int | None = None
         if entry.op == "rewind":
             left, _ = self.branches[entry.name]
-            assert entry.commit is not None
-            self._move(entry.name, self.commits[entry.commit], record)
-            self.undo[at] = replace(entry, done=True, commit=left)
-        else:
-            assert entry.snapshot is not None
+        elif entry.op == "switch":
+            left, _ = self.branches[self.current]
+            self._make_current(entry.name)
+        if entry.snapshot is not None:
             self.snapshots[entry.name] = entry.snapshot
-            self.undo[at] = replace(entry, done=True, snapshot=None, slots=())
+        elif entry.op != "switch" and entry.commit is not None:
+            self._move(entry.name, self.commits[entry.commit], record)
+        self.undo[at] = replace(entry, done=True, commit=left, snapshot=None, slots=())
         self._unkeep(record)
+
+    def _retention(self, record: Record, _chain: str) -> None:
+        self.retention = Retention.from_json(record["retention"])
+
+    def _only_unkeep(self, record: Record, _chain: str) -> None:
+        self._unkeep(record)
+
+    def _make_current(self, branch: str) -> None:
+        if branch not in self.branches:
+            raise KeyError(branch)
+        self.current = branch
 
     def _move(self, branch: str, commit: CommitInfo, record: Record) -> None:
         line, parent_line, fork = record["new_line"]
@@ -202,6 +229,7 @@ class State:
             "commits": [self.commits[seq].to_json() for seq in sorted(self.commits)],
             "current": self.current,
             "lines": [[line, *self.lines[line]] for line in sorted(lines)],
+            "retention": self.retention.to_json(),
             "slots": [[slot, self.snapshot_slots[slot]] for slot in sorted(self.snapshot_slots)],
             "snapshots": [self.snapshots[name].to_json() for name in sorted(self.snapshots)],
             "undo": [entry.to_json() for entry in self.undo],
@@ -217,6 +245,7 @@ class State:
         self.undo = [UndoEntry.from_json(value) for value in summary["undo"]]
         self.lines = {line: (parent, fork) for line, parent, fork in summary["lines"]}
         self.snapshot_slots = Counter({slot: count for slot, count in summary["slots"]})
+        self.retention = Retention.from_json(summary["retention"])
 
     def _reachable_lines(self) -> set[int]:
         """Lines that a ref may still ask about; the others are left out of the summary."""
@@ -237,9 +266,13 @@ _APPLY = {
     "sync": lambda *_: None,
     "commit": State._commit,
     "snapshot": State._snapshot,
+    "branch": State._branch,
+    "switch": State._switch,
     "delete": State._delete,
     "rewind": State._rewind,
     "undo": State._undo,
+    "retention": State._retention,
+    "unkeep": State._only_unkeep,
 }
 
 

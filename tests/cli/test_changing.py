@@ -76,7 +76,9 @@ def test_wrong_usage_exits_16(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "init"])
 def test_what_is_no_store_exits_8(tmp_path: Path, name: str) -> None:
-    words = {"cat": ["a", "b", "c"], "rewind": ["head", "--yes"], "undo": ["--yes"]}.get(name, [])
+    words = {
+        "cat": ["a", "b", "c"], "rewind": ["head", "--yes"], "undo": ["--yes"], "switch": ["x"],
+    }.get(name, [])  # fmt: skip
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         run(name, path, *words, code=8)
@@ -136,7 +138,8 @@ def test_damage_of_the_log_exits_4_everywhere(store: Path) -> None:
     before = list(files(store))
     for name, words in {
         "info": [], "ls": [], "log": [], "snapshots": [], "recover": [], "fsck": [],
-        "undo": ["--yes"], "rewind": ["early", "--yes"], "snapshot": ["x"],
+        "undo": ["--yes"], "rewind": ["early", "--yes"], "snapshot": ["x"], "branch": [],
+        "switch": ["x"], "gc": ["--yes"], "retention": [],
         "cat": ["a/b", "params", "w"],
     }.items():  # fmt: skip
         text = run(name, store, *words, code=4).output

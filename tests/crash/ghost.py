@@ -1,9 +1,10 @@
 """What a store should hold, kept beside it: pure values, nothing of the store's own code.
 
-A ghost state is everything that a user can ask for: the head, the commit before it, snapshots, what
-can be undone. While an operation runs two states are possible, the acknowledged one and the
-attempted one; a crash must leave exactly one of them. Payloads are a pure function of who wrote
-them, so that an attempt made again writes the same bytes over what the first one left.
+A ghost state is everything that a user can ask for: the head, the commit before it, snapshots,
+other branches, how many commits stay kept, what can be undone. While an operation runs two states
+are possible, the acknowledged one and the attempted one; a crash must leave exactly one of them.
+Payloads are a pure function of who wrote them, so that an attempt made again writes the same bytes
+over what the first one left.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class GhostCommit:
 
 @dataclass(frozen=True, slots=True)
 class Undoable:
-    """A rewind (`kept` is the head that was left) or a deletion (`kept` is the snapshot's)."""
+    """A rewind or a switch (`kept` is the head that was left) or a deletion (`kept` is what the
+    name stood for, `op` says whether it was a branch)."""
 
     op: str
     name: str
@@ -64,13 +66,20 @@ class GhostState:
     previous: GhostCommit | None = None
     """Retained beside the head; None where nothing is promised."""
     snapshots: tuple[tuple[str, GhostCommit], ...] = ()
+    current: str = "main"
+    others: tuple[tuple[str, GhostCommit], ...] = ()
+    """The heads of the other branches."""
+    last: int = 2
+    """How many commits of a branch the retention keeps."""
     undo: tuple[Undoable, ...] = ()
 
     def __str__(self) -> str:
         if not self.exists:
             return "no store"
         names = ", ".join(f"{name}: {commit}" for name, commit in self.snapshots)
-        return f"[{self.head or 'empty'}; snapshots {{{names}}}]"
+        others = ", ".join(f"{name}: {commit}" for name, commit in self.others)
+        place = f"{self.current}: {self.head or 'empty'}"
+        return f"[{place}; branches {{{others}}}; snapshots {{{names}}}; last {self.last}]"
 
     @property
     def undoable(self) -> bool:
@@ -91,7 +100,7 @@ class GhostState:
             payload(shard, (step, flavour))
             parts[shard] = (step, flavour)
         commit = GhostCommit(step, flavour, tuple(sorted(parts.items())))
-        return replace(self, head=commit, previous=self.head)
+        return replace(self, head=commit, previous=self.head if self.last > 1 else None)
 
     def named(self, name: str) -> GhostState:
         assert self.head is not None
@@ -104,8 +113,28 @@ class GhostState:
 
     def rewound(self, name: str) -> GhostState:
         assert self.head is not None
-        entry = Undoable("rewind", "main", self.head)
+        entry = Undoable("rewind", self.current, self.head)
         return replace(self, head=self.snapshot(name), previous=None)._pushed(entry)
+
+    def branched(self, name: str) -> GhostState:
+        assert self.head is not None
+        return self._with_others({**dict(self.others), name: self.head})
+
+    def switched(self, name: str) -> GhostState:
+        assert self.head is not None
+        return self._at(name)._pushed(Undoable("switch", self.current, self.head))
+
+    def branch_deleted(self, name: str) -> GhostState:
+        left = dict(self.others)
+        entry = Undoable("delete branch", name, left.pop(name))
+        return self._with_others(left)._pushed(entry)
+
+    def keeping(self, last: int) -> GhostState:
+        """Nothing goes before the next change that un-keeps."""
+        return replace(self, last=last)
+
+    def collected(self) -> GhostState:
+        return self if self.last > 1 else replace(self, previous=None)
 
     def undone(self) -> GhostState:
         at = max(i for i, entry in enumerate(self.undo) if not entry.done)
@@ -114,7 +143,20 @@ class GhostState:
         after = replace(self, undo=tuple(entries))
         if entry.op == "delete":
             return after._with_snapshots({**dict(self.snapshots), entry.name: entry.kept})
+        if entry.op == "switch":
+            return after._at(entry.name)
+        if entry.op == "delete branch":
+            return after._with_others({**dict(self.others), entry.name: entry.kept})
         return replace(after, head=entry.kept, previous=None)
+
+    def _at(self, name: str) -> GhostState:
+        assert self.head is not None
+        others = {**dict(self.others), self.current: self.head}
+        head = others.pop(name)
+        return replace(self, current=name, head=head, previous=None)._with_others(others)
+
+    def _with_others(self, others: dict[str, GhostCommit]) -> GhostState:
+        return replace(self, others=tuple(sorted(others.items())))
 
     def _with_snapshots(self, snapshots: dict[str, GhostCommit]) -> GhostState:
         return replace(self, snapshots=tuple(sorted(snapshots.items())))

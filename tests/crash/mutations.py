@@ -119,6 +119,12 @@ MUTATIONS = (
         patch=patches.ref_without_log_sync,
     ),
     Mutation(
+        rule=REF,
+        name="gc's record is not synced before its files go",
+        scenario="gc",
+        patch=patches.gc_without_log_sync,
+    ),
+    Mutation(
         rule=OPENING,
         name="objects/ is not synced",
         scenario="stage",

@@ -22,7 +22,7 @@ from shardstore.refs import Ref
 from shardstore.store import Store
 from shardstore.views import Commit
 from shardstore.wal.reader import list_segments, read_segment
-from tests.crash.ghost import PART, Ghost, GhostCommit, GhostState, Token, writer_of
+from tests.crash.ghost import PART, Ghost, GhostCommit, GhostState, Token, Undoable, writer_of
 
 ROOT = "/run"
 Files = Callable[[str], bytes]
@@ -41,19 +41,35 @@ class Observed:
     head: GhostCommit | None
     kept: frozenset[GhostCommit]
     snapshots: tuple[tuple[str, GhostCommit], ...]
+    current: str
+    others: tuple[tuple[str, GhostCommit], ...]
+    last: int
 
     def is_state(self, state: GhostState) -> bool:
         return (
             state.exists
             and self.head == state.head
             and self.snapshots == state.snapshots
+            and (self.current, self.others) == (state.current, state.others)
+            and self.last == state.last
             and (state.previous is None or state.previous in self.kept)
+            and all(entry.kept in self.kept for entry in state.undo if _by_commit(entry))
         )
 
     def __str__(self) -> str:
         names = ", ".join(f"{name}: {commit}" for name, commit in self.snapshots)
         kept = ", ".join(sorted(map(str, self.kept)))
-        return f"[{self.head or 'empty'}; snapshots {{{names}}}; kept {{{kept}}}]"
+        others = ", ".join(f"{name}: {commit}" for name, commit in self.others)
+        place = f"{self.current}: {self.head or 'empty'}"
+        return (
+            f"[{place}; branches {{{others}}}; snapshots {{{names}}}; last {self.last}; "
+            f"kept {{{kept}}}]"
+        )
+
+
+def _by_commit(entry: Undoable) -> bool:
+    """Whether what can be undone needs a head that was left."""
+    return not entry.done and entry.op != "delete"
 
 
 def observe(store: Store, files: Files | None = None) -> Observed:
@@ -67,9 +83,21 @@ def observe(store: Store, files: Files | None = None) -> Observed:
             reading.manifest(snapshot.name)
             snapshots.append((snapshot.name, reading.commit(store.commit_of(ref), ref)))
         head = None if store.head is None else reading.commit(store.head, Ref.head)
+        others = [
+            (branch.name, reading.commit(store.commit_of(branch.name), Ref.name(branch.name)))
+            for branch in store.branches
+            if not branch.current
+        ]
     except ShardStoreError as error:
         raise Violation(f"{type(error).__name__}: {error}") from error
-    return Observed(head, frozenset(kept), tuple(snapshots))
+    return Observed(
+        head=head,
+        kept=frozenset(kept),
+        snapshots=tuple(snapshots),
+        current=store.current_branch,
+        others=tuple(others),
+        last=store.retention.last,
+    )
 
 
 def match(ghost: Ghost, observed: Observed) -> GhostState:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from shardstore import recovery, snapshot
+from shardstore import collecting, recovery, snapshot
 from shardstore.commit_protocol import CommitProtocol
 from shardstore.context import Context
 from shardstore.format.names import STORE_FILE, segment_file
 from shardstore.fs.protocol import FileSystem
+from shardstore.ref_records import publish
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.transaction import Transaction
@@ -45,14 +47,12 @@ def free_at_begin() -> Patch:
     return patch.object(Transaction, "__init__", init)
 
 
-def _around_refs(inside: Any) -> Patch:
-    publish = snapshot._publish
-
+def _around_refs(inside: Any, module: ModuleType = snapshot) -> Patch:
     def around(*args: Any, **kwargs: Any) -> None:
         with inside():
             publish(*args, **kwargs)
 
-    return patch.object(snapshot, "_publish", around)
+    return patch.object(module, "publish", around)
 
 
 def ref_without_object_sync() -> Patch:
@@ -61,6 +61,10 @@ def ref_without_object_sync() -> Patch:
 
 def ref_without_log_sync() -> Patch:
     return _around_refs(lambda: patch.object(SegmentWriter, "sync", lambda _: None))
+
+
+def gc_without_log_sync() -> Patch:
+    return _around_refs(lambda: patch.object(SegmentWriter, "sync", lambda _: None), collecting)
 
 
 def no_copies() -> Patch:

@@ -41,6 +41,22 @@ def start_with_snapshot(world: World) -> None:
     world.commit("a", "b")
 
 
+def start_branched(world: World) -> None:
+    """Two branches, one of them ahead; a third commit reuses slots."""
+    start(world)
+    world.branch("b1")
+    world.commit("a", "b")
+    world.commit("a")
+
+
+def start_hoarding(world: World) -> None:
+    """More commits are kept than the default asks for."""
+    start(world)
+    world.keep_last(4)
+    for _ in range(4):
+        world.commit("a", "b")
+
+
 def start_copied(world: World) -> None:
     """The directory was copied and nothing of the copy is synced; its first opening is through."""
     start(world)
@@ -155,6 +171,53 @@ def undo(world: World) -> None:
     world.commit("b")
 
 
+def branch(world: World) -> None:
+    """Both branches go on from one commit; its slots are shared, the others change hands."""
+    world.branch("b1")
+    world.commit("a", "b")
+    world.switch("b1")
+    world.commit("a", flavour="b")
+    world.branch("b2")
+    world.commit("b", flavour="b")
+
+
+def switch(world: World) -> None:
+    """The head that the oldest switch left is kept until a fourth change forgets it."""
+    world.switch("b1")
+    world.switch("main")
+    world.commit("a", "b")
+    world.commit("a", "b")
+    world.undo()
+    world.commit("a", flavour="b")
+    world.switch("main")
+    world.switch("b1")
+    world.commit("a", "b", flavour="b")
+
+
+def delete_branch(world: World) -> None:
+    """Back once, then forgotten: its slots are written again."""
+    world.delete_branch("b1")
+    world.commit("a", "b")
+    world.undo()
+    world.delete_branch("b1")
+    for name in ("s1", "s2", "s3"):
+        world.snapshot(name)
+        world.delete(name)
+    world.commit("a", "b")
+    world.commit("a", "b")
+
+
+def gc(world: World) -> None:
+    """A stricter rule, what it gives up, and files that go; new ones take their place."""
+    world.keep_last(1)
+    world.gc()
+    world.commit("a", "b")
+    world.gc(everything=True)
+    world.commit("a", "b")
+    world.keep_last(2)
+    world.commit("a")
+
+
 def reuse(world: World) -> None:
     """Slots change hands between parts, aborted transactions and manifest objects."""
     world.abort("b", flavour="x")
@@ -260,6 +323,10 @@ SCENARIOS = {
         Scenario(name="delete", prepare=start_with_snapshot, program=delete, work=work_with_refs),
         Scenario(name="rewind", prepare=start_with_snapshot, program=rewind),
         Scenario(name="undo", prepare=start_with_snapshot, program=undo, work=work_with_refs),
+        Scenario(name="branch", prepare=start_with_spare, program=branch),
+        Scenario(name="switch", prepare=start_branched, program=switch),
+        Scenario(name="delete branch", prepare=start_branched, program=delete_branch),
+        Scenario(name="gc", prepare=start_hoarding, program=gc),
         Scenario(name="reuse", prepare=start_with_spare, program=reuse),
         Scenario(name="roll", prepare=start_with_spare, program=roll),
         Scenario(name="opening", prepare=start_with_spare, program=opening),

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardstore.context import Settings
 from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
+from shardstore.format.policy import Retention
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.store import Store
@@ -124,6 +125,26 @@ class World:
     def rewind(self, name: str) -> None:
         with self._attempt(self.state.rewound(name)):
             self.store.rewind(name)
+
+    def branch(self, name: str) -> None:
+        with self._attempt(self.state.branched(name)):
+            self.store.branch(name)
+
+    def switch(self, name: str) -> None:
+        with self._attempt(self.state.switched(name)):
+            self.store.switch(name)
+
+    def delete_branch(self, name: str) -> None:
+        with self._attempt(self.state.branch_deleted(name)):
+            self.store.delete(name)
+
+    def keep_last(self, last: int) -> None:
+        with self._attempt(self.state.keeping(last)):
+            self.store.set_retention(Retention(last=last))
+
+    def gc(self, *, everything: bool = False) -> None:
+        with self._attempt(self.state.collected()):
+            self.store.gc(everything=everything)
 
     def undo(self) -> None:
         with self._attempt(self.state.undone()):

@@ -152,7 +152,8 @@ class Segment:
                 frame = None
             end = frame.end if frame else self._region_end(at)
             lost = bytes(at - behind)  # zero blocks may be the lost beginning of the region
-            if frame is None and not looks_torn(lost + self.data[at:end]):
+            region = lost + self.data[at:end].ljust(end - at, b"\0")  # the file's end is zeros too
+            if frame is None and not looks_torn(region):
                 raise Damaged(self.path, start, "bytes that no interrupted write leaves")
             at = behind = end
         self.tail = "torn"
@@ -160,7 +161,7 @@ class Segment:
     def _region_end(self, at: int) -> int:
         blocks = self.length_at(at)
         if blocks is not None:
-            return min(at + blocks * BLOCK, len(self.data))
+            return at + blocks * BLOCK
         end = at + BLOCK
         while end < len(self.data) and any(self.data[end : end + BLOCK]):
             end += BLOCK

@@ -45,6 +45,7 @@ class State:
         self.commits: dict[int, Json] = {commit["seq"]: commit for commit in state["commits"]}
         self.current: str = state["current"]
         self.lines: list[list[Json]] = list(state["lines"])
+        self.retention: Json = state["retention"]
         self.slots: dict[int, int] = {slot: count for slot, count in state["slots"]}
         self.snapshots: dict[str, Json] = {row["name"]: row for row in state["snapshots"]}
         self.undo: list[Json] = [dict(row) for row in state["undo"]]
@@ -79,27 +80,54 @@ class State:
         self.snapshots[record["name"]] = row
         self._count(record["slots"], 1)
 
+    def _branch(self, record: Json, chain: str) -> None:
+        if record["name"] in (*self.branches, *self.snapshots):
+            raise ValueError(f"record {record['seq']}: the name is taken")
+        self._stand(record["name"], record["commit"], record["new_line"])
+
+    def _switch(self, record: Json, chain: str) -> None:
+        self._remember(record, self.current, commit=self.branches[self.current][0])
+        assert record["name"] in self.branches
+        self.current = record["name"]
+
     def _delete(self, record: Json, chain: str) -> None:
-        row = self.snapshots.pop(record["name"])
-        self._remember(record, record["name"], snapshot=row, slots=record["slots"])
+        name = record["name"]
+        if name in self.snapshots:
+            row = self.snapshots.pop(name)
+            self._remember(record, name, snapshot=row, slots=record["slots"])
+        else:
+            assert name != self.current and record["slots"] == []
+            self._remember(record, name, commit=self.branches.pop(name)[0])
 
     def _rewind(self, record: Json, chain: str) -> None:
         commit, branch = record["commit"], record["branch"]
         self._remember(record, branch, commit=self.branches[branch][0])
+        self._stand(branch, commit, record["new_line"])
+
+    def _stand(self, branch: str, commit: Json, new_line: list[Json]) -> None:
         self.commits[commit["seq"]] = commit
-        self.lines.append(record["new_line"])
-        self.branches[branch] = [commit["seq"], record["new_line"][0]]
+        self.lines.append(new_line)
+        self.branches[branch] = [commit["seq"], new_line[0]]
 
     def _undo(self, record: Json, chain: str) -> None:
         entry = next(row for row in self.undo if row["seq"] == record["entry"])
-        if entry["op"] == "rewind":
-            left = self.branches[entry["name"]][0]
-            self.branches[entry["name"]] = [entry["commit"], record["new_line"][0]]
-            self.lines.append(record["new_line"])
-            entry.update(commit=left, done=True)
+        name, commit, snapshot = entry["name"], entry["commit"], entry["snapshot"]
+        moved = self.current if entry["op"] == "switch" else name
+        left = self.branches[moved][0] if entry["op"] != "delete" else None
+        if snapshot:
+            self.snapshots[name] = snapshot
+        elif entry["op"] == "switch":
+            assert name in self.branches
+            self.current = name
         else:
-            self.snapshots[entry["name"]] = entry["snapshot"]
-            entry.update(snapshot=None, slots=[], done=True)
+            self._stand(name, self.commits[commit], record["new_line"])
+        entry.update(commit=left, snapshot=None, slots=[], done=True)
+
+    def _retention(self, record: Json, chain: str) -> None:
+        self.retention = record["retention"]
+
+    def _unkeep(self, record: Json, chain: str) -> None:
+        """What it names goes, as it does with every record."""
 
     def _remember(self, record: Json, name: str, **kept: Json) -> None:
         entry = {"seq": record["seq"], "op": record["type"], "name": name, "done": False}
@@ -111,6 +139,7 @@ class State:
             "branches": self.branches,
             "commits": [self.commits[seq] for seq in sorted(self.commits)],
             "current": self.current,
+            "retention": self.retention,
             "slots": [[slot, self.slots[slot]] for slot in sorted(self.slots)],
             "snapshots": [self.snapshots[name] for name in sorted(self.snapshots)],
             "undo": self.undo,

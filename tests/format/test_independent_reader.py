@@ -22,10 +22,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardstore import Commit, Ref, Store
+from shardstore import Best, Commit, Ref, Retention, Store
 from shardstore.context import Settings
 from shardstore.errors import UsageError
-from tests.format.independent_log import BLOCK, Damaged, Json, canonical
+from tests.format.independent_log import BLOCK, Damaged, Json, Segment, canonical
 from tests.format.independent_reader import IndependentReader
 
 SETTINGS = Settings(commits_per_segment=5, prewrite_bytes=65536)
@@ -92,6 +92,10 @@ def assert_same(store: Store, root: Path) -> IndependentReader:
     assert (head is None) == (store.head is None)
     if head is not None:
         assert_same_commit(reader, head, store, Ref.head)
+    assert reader.state.current == store.current_branch
+    branches = [(name, seq) for name, (seq, _) in sorted(reader.state.branches.items())]
+    assert branches == [(branch.name, branch.seq) for branch in store.branches]
+    assert reader.state.retention == store.retention.to_json()
     assert sorted(reader.state.commits) == [kept.seq for kept in store.kept]
     for kept in store.kept:
         assert_same_commit(reader, reader.state.commits[kept.seq], store, Ref.seq(kept.seq))
@@ -135,12 +139,40 @@ def test_every_kind_of_record_reads_the_same(root: Path) -> None:
             store.undo()
             store.undo()
             assert_same(store, root)
+            branch_out(store, root, f"trial{opening}")
         with Store.open(root) as store:
             assert_same(store, root)
     reader = IndependentReader(root)
-    assert reader.check_history() == len(reader.segments) == 7
-    kinds = {frame.record["type"] for frame in reader.segment.frames}
-    assert kinds == {"open", "commit", "snapshot", "rewind", "delete", "undo"}
+    assert reader.check_history() == len(reader.segments) > 7
+    segments = [Segment(path) for path in reader.segments]
+    kinds = {frame.record["type"] for segment in segments for frame in segment.frames}
+    assert kinds == {
+        *("open", "commit", "snapshot", "branch", "switch", "delete", "rewind", "undo"),
+        *("retention", "unkeep"),
+    }
+
+
+def branch_out(store: Store, root: Path, name: str) -> None:
+    """Commits on two branches, a deleted one that comes back, another rule, what it gives up."""
+    assert store.head is not None
+    step = store.head.step
+    store.branch(name)
+    assert_same(store, root)
+    store.switch(name)
+    store.set_retention(Retention(last=4, every=2, best=Best(metric="step", mode="max")))
+    for more in range(3):
+        commit(store, step + more, {("block", "params"): arrays(more)})
+        assert_same(store, root)
+    store.switch("main")
+    store.delete(name)
+    assert_same(store, root)
+    for _ in range(3 if name.endswith("0") else 1):
+        store.undo()
+        assert_same(store, root)
+    store.set_retention(Retention(last=1))
+    store.gc(everything=True)
+    assert_same(store, root)
+    store.set_retention(Retention())
 
 
 @pytest.mark.req("S3")
@@ -212,8 +244,25 @@ class Changes:
         elif change == "rewind":
             refs = [*(Ref.name(n) for n in names), *(Ref.seq(c.seq) for c in self.store.kept)]
             self.step = self.store.rewind(refs[number % len(refs)]).step
-        elif change == "delete" and names:
-            self.store.delete(names[number % len(names)])
+        elif change == "branch":
+            kept = self.store.kept
+            self.names += 1
+            self.store.branch(f"n{self.names}", Ref.seq(kept[number % len(kept)].seq))
+        elif change == "switch":
+            others = [one.name for one in self.store.branches if not one.current]
+            if others:
+                self.step = self.store.switch(others[number % len(others)]).step or 0
+        elif change == "delete":
+            names += [one.name for one in self.store.branches if not one.current]
+            if names:
+                self.store.delete(names[number % len(names)])
+        elif change == "gc":
+            best = Best(metric="step", mode="max" if number % 2 else "min")
+            self.store.set_retention(
+                Retention(last=1 + number % 3, best=best if number % 5 else None)
+            )
+            if number % 7:
+                self.store.gc(everything=number % 2 == 0)
         elif change == "undo":
             try:
                 self.store.undo()
@@ -221,7 +270,8 @@ class Changes:
                 return
 
 
-KINDS = ["commit", "commit", "commit", "reopen", "remove", "snapshot", "rewind", "delete", "undo"]
+KINDS = [*["commit"] * 4, "reopen", "remove", "snapshot", "branch", "switch", "rewind", "delete",
+         "undo", "gc"]  # fmt: skip
 
 
 @settings(max_examples=EXAMPLES)

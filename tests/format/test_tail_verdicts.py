@@ -98,6 +98,7 @@ damages = st.lists(
 @example([(LOST, sector, 0) for sector in (32, *range(40, 48))])
 @example([(FLIP, 0, 30), (LOST, 7, 0)])
 @example([(LOST, 15, 0), (LOST, 39, 0)])
+@example([(CUT, 24, 0)])
 def test_the_page_and_the_store_judge_a_damaged_log_alike(root: Path, found: list[Damage]) -> None:
     path = max(root.glob("wal/*.wal"))
     whole = path.read_bytes()

@@ -1,7 +1,7 @@
 """The store against a plain dictionary: any order of calls, openings and deaths of the process.
 
-The model says what the head, every snapshot and every kept commit hold, what a step means, which
-heads the three undo entries keep, and how many files there may be.
+The model says what every branch, every snapshot and every kept commit hold, what a step means,
+which heads the three undo entries keep, what the retention keeps, and how many files there may be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from shardstore import Ref
+from shardstore import Best, Ref, Retention
 from shardstore.context import Settings
 from shardstore.errors import (
     AmbiguousRefError,
@@ -52,50 +52,73 @@ class MCommit:
     ancestors: frozenset[int]
     parent: int | None
     line: int
+    metric: float
 
 
 @dataclass
 class MUndo:
     op: str
     name: str
-    commit: MCommit
+    commit: MCommit | None = None
+    """The head that is kept: of a rewind, a switch, a deleted branch."""
+    snapshot: MCommit | None = None
     done: bool = False
 
 
 @dataclass
 class Model:
-    head: MCommit | None = None
-    line: int = 0
+    current: str = "main"
+    heads: dict[str, MCommit | None] = field(default_factory=lambda: {"main": None})
+    line_of: dict[str, int] = field(default_factory=lambda: {"main": 0})
     lines: int = 0
     kept: dict[int, MCommit] = field(default_factory=dict)
-    """In the log itself: heads, the last two, those of undo entries."""
+    """In the log itself: what the retention keeps, and what undo entries do."""
     snapshots: dict[str, MCommit] = field(default_factory=dict)
     undo: list[MUndo] = field(default_factory=list)
+    rule: Retention = field(default_factory=Retention)
 
-    def held_by_undo(self) -> set[int]:
-        return {e.commit.seq for e in self.undo if e.op == "rewind"}
+    @property
+    def head(self) -> MCommit | None:
+        return self.heads[self.current]
+
+    def taken(self, name: str) -> bool:
+        return name in self.snapshots or name in self.heads
 
     def commit(self, made: MCommit) -> None:
-        parent = {self.head.seq} if self.head else set()
-        self.kept = {seq: c for seq, c in self.kept.items() if seq in parent | self.held_by_undo()}
-        self.head = self.kept[made.seq] = made
+        self.heads[self.current] = self.kept[made.seq] = made
+        self.prune()
 
-    def move(self, target: MCommit) -> MCommit:
-        """The head goes to `target`, on a line of its own; returns what it left."""
-        assert self.head is not None
-        left, self.head = self.head, target
+    def stand(self, branch: str, target: MCommit) -> None:
+        """The branch's head is `target`, on a line of its own."""
+        self.heads[branch] = self.kept[target.seq] = target
         self.lines += 1
-        self.line = self.lines
-        self.kept[target.seq] = target
-        return left
+        self.line_of[branch] = self.lines
 
-    def prune(self, *more: MCommit) -> None:
-        assert self.head is not None
-        held = {self.head.seq, self.head.parent, *(c.seq for c in more)} | self.held_by_undo()
+    def prune(self) -> None:
+        """By the rule, said in another way: with the ancestors that each commit knows."""
+        heads = [c for c in self.heads.values() if c is not None]
+        undoable = [e.commit for e in self.undo if e.commit is not None]
+        held = {c.seq for c in undoable}
+        for tip in heads:
+            at: int | None = tip.seq
+            for _ in range(self.rule.last):
+                if at in self.kept:
+                    held.add(at)
+                    at = self.kept[at].parent
+        for tip in heads + undoable:
+            line = [c for c in self.kept.values() if c.seq in tip.ancestors]
+            if self.rule.every:
+                for step in {c.step for c in line if c.step % self.rule.every == 0}:
+                    held.add(max(c.seq for c in line if c.step == step))
+            if self.rule.best:
+                sign = 1 if self.rule.best.mode == "min" else -1
+                line.sort(key=lambda c: (sign * c.metric, c.seq))
+                held |= {c.seq for c in line[: self.rule.best.count]}
         self.kept = {seq: c for seq, c in self.kept.items() if seq in held}
 
     def push(self, entry: MUndo) -> None:
         self.undo = [*self.undo, entry][-UNDO_ENTRIES:]
+        self.prune()
 
     def named(self) -> dict[int, MCommit]:
         return {**self.kept, **{c.seq: c for c in self.snapshots.values()}}
@@ -230,7 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.txn.commit()
             assert set(caught.value.missing) == missing
             return
-        made = self.txn.commit(metadata={"value": self.value})
+        made = self.txn.commit(metadata={"metrics": {"loss": (self.value * 7) % 5}})
         assert made.parts == set(self._seen())
         before = self.model.head
         self.model.commit(
@@ -240,7 +263,8 @@ class StoreMachine(RuleBasedStateMachine):
                 content=tuple(sorted(self._seen().items())),
                 ancestors=(before.ancestors if before else frozenset()) | {made.seq},
                 parent=before.seq if before else None,
-                line=self.model.line,
+                line=self.model.line_of[self.model.current],
+                metric=(self.value * 7) % 5,
             )
         )
         self.txn = None
@@ -262,34 +286,61 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), at=st.sampled_from(["head", *NAMES]))
     def snapshot(self, name: str, at: str) -> None:
-        target = self.model.head if at == "head" else self.model.snapshots.get(at)
+        model = self.model
+        target = model.head if at == "head" else model.snapshots.get(at) or model.heads.get(at)
         self._try_beside(lambda: self.store.snapshot(name, at))
         if target is None:
             with pytest.raises(RefNotFoundError):
                 self.store.snapshot(name, at)
-        elif name in self.model.snapshots:
+        elif model.taken(name):
             with pytest.raises(NameTakenError):
                 self.store.snapshot(name, at)
         else:
             assert self.store.snapshot(name, at).seq == target.seq
-            self.model.snapshots[name] = target
+            model.snapshots[name] = target
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=st.sampled_from([*NAMES, "main"]), data=st.data())
+    def branch(self, name: str, data: st.DataObject) -> None:
+        self._try_beside(lambda: self.store.branch(name))
+        if self.model.head is None:
+            with pytest.raises((RefNotFoundError, NameTakenError)):
+                self.store.branch(name)
+            return
+        target = data.draw(st.sampled_from(sorted(self.model.named().values(), key=_seq)))
+        if self.model.taken(name):
+            with pytest.raises(NameTakenError):
+                self.store.branch(name, Ref.seq(target.seq))
+            return
+        assert self.store.branch(name, Ref.seq(target.seq)).seq == target.seq
+        self.model.stand(name, target)
+
+    def _switch(self, name: str) -> None:
+        self._try_beside(lambda: self.store.switch(name))
+        left, head = self.model.current, self.model.head
+        if name == left or name not in self.model.heads:
+            with pytest.raises(UsageError):
+                self.store.switch(name)
+            return
+        self.store.switch(name)
+        self.model.current = name
+        self.model.push(MUndo("switch", left, head))
+
+    switch_1 = switch_2 = rule(name=st.sampled_from([*NAMES, "main"]))(_switch)
+
+    @rule(name=st.sampled_from([*NAMES, "main"]))
     def delete(self, name: str) -> None:
         self._try_beside(lambda: self.store.delete(name))
-        if name not in self.model.snapshots:
+        model = self.model
+        if name == model.current:
+            with pytest.raises(UsageError, match="current"):
+                self.store.delete(name)
+        elif not model.taken(name):
             with pytest.raises(RefNotFoundError):
                 self.store.delete(name)
-            return
-        self.store.delete(name)
-        self.model.push(MUndo("delete", name, self.model.snapshots.pop(name)))
-        self._prune_forgotten()
-
-    def _prune_forgotten(self) -> None:
-        """A forgotten undo entry's head goes, unless it is the head or its parent."""
-        held = self.model.held_by_undo()
-        last = {self.model.head.seq, self.model.head.parent} if self.model.head else set()
-        self.model.kept = {s: c for s, c in self.model.kept.items() if s in held | last}
+        else:
+            self.store.delete(name)
+            snapshot = model.snapshots.pop(name, None)
+            model.push(MUndo("delete", name, model.heads.pop(name, None), snapshot))
 
     @rule(data=st.data())
     def rewind(self, data: st.DataObject) -> None:
@@ -303,9 +354,9 @@ class StoreMachine(RuleBasedStateMachine):
         by_name = bool(names) and data.draw(st.booleans())
         found = self.store.rewind(names[0] if by_name else Ref.seq(target.seq))
         assert found.seq == target.seq
-        left = self.model.move(target)
-        self.model.push(MUndo("rewind", "main", left))
-        self.model.prune(left)
+        left = self.model.head
+        self.model.stand(self.model.current, target)
+        self.model.push(MUndo("rewind", self.model.current, left))
 
     def _undo(self) -> None:
         self._try_beside(self.store.undo)
@@ -315,19 +366,55 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.undo()
             return
         entry = open_entries[-1]
-        if entry.op == "delete" and entry.name in self.model.snapshots:
+        model = self.model
+        if entry.op == "delete" and model.taken(entry.name):
             with pytest.raises(NameTakenError):
                 self.store.undo()
             return
         self.store.undo()
-        entry.done = True
-        if entry.op == "delete":
-            self.model.snapshots[entry.name] = entry.commit
+        left = model.head
+        if entry.op == "switch":
+            model.current = entry.name
+        elif entry.snapshot is not None:
+            model.snapshots[entry.name] = entry.snapshot
         else:
-            entry.commit = self.model.move(entry.commit)
-            self.model.prune()
+            assert entry.commit is not None
+            left = model.heads.get(entry.name)
+            model.stand(entry.name, entry.commit)
+        entry.commit = None if entry.op == "delete" else left
+        entry.snapshot, entry.done = None, True
+        model.prune()
 
     undo_1 = undo_2 = rule()(_undo)
+
+    # Space
+
+    @rule(last=st.integers(1, 4), every=st.sampled_from([None, None, 1, 2, 3]),
+          mode=st.sampled_from(["min", "max", None]), count=st.integers(1, 2))  # fmt: skip
+    def set_retention(self, last: int, every: int | None, mode: Any, count: int) -> None:
+        best = Best(metric="metrics.loss", mode=mode, count=count) if mode else None
+        changed = Retention(last=last, every=every, best=best)
+        self._try_beside(lambda: self.store.set_retention(changed))
+        self.store.set_retention(changed)
+        self.model.rule = changed
+
+    @rule(everything=st.booleans())
+    def gc(self, everything: bool) -> None:
+        self._try_beside(lambda: self.store.gc())
+        before, expected = (
+            set(object_files(self.fs)),
+            self.store.gc(everything=everything, dry_run=True),
+        )
+        assert set(object_files(self.fs)) == before
+        kept = set(self.model.kept)
+        self.model.prune()
+        done = self.store.gc(everything=everything)
+        assert done == expected and set(done.unkept) == kept - set(self.model.kept)
+        after = set(object_files(self.fs))
+        assert after <= before and done.files == len(before - after)
+        needed = {f"{slot:06x}.raw" for slot in self.store._session.state.needed()}
+        assert needed <= after and len(after - needed) <= (0 if everything else len(PARTS))
+        self.sets = 0
 
     # Openings
 
@@ -364,6 +451,11 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_kept_is_the_models(self) -> None:
         assert [c.seq for c in self.store.kept] == sorted(self.model.kept)
+        assert self.store.retention == self.model.rule
+        assert {(b.name, b.seq, b.current) for b in self.store.branches} == {
+            (name, c.seq if c else None, name == self.model.current)
+            for name, c in self.model.heads.items()
+        }
         assert {s.name: s.seq for s in self.store.snapshots} == {
             name: c.seq for name, c in self.model.snapshots.items()
         }
@@ -391,7 +483,7 @@ class StoreMachine(RuleBasedStateMachine):
     def files_stay_bounded(self) -> None:
         """A set for each distinct commit that is or was kept at once, two to spare; a manifest for
         each snapshot that is named or may come back, one to spare."""
-        deleted = [e.commit.seq for e in self.model.undo if e.op == "delete" and not e.done]
+        deleted = [e.snapshot.seq for e in self.model.undo if e.snapshot is not None]
         kept = {*self.model.named(), *deleted}
         self.sets = max(self.sets, len(kept))
         snapshots = len(NAMES) + UNDO_ENTRIES + 1
@@ -410,12 +502,12 @@ def _seq(commit: MCommit) -> int:
     return commit.seq
 
 
-@pytest.mark.req("S2", "S5", "S6", "S17")
+@pytest.mark.req("S2", "S5", "S6", "S7", "S17")
 class TestModel(StoreMachine.TestCase):
     settings = settings(max_examples=100, stateful_step_count=50)
 
 
 @pytest.mark.long
-@pytest.mark.req("S2", "S5", "S6", "S17")
+@pytest.mark.req("S2", "S5", "S6", "S7", "S17")
 class TestModelLong(StoreMachine.TestCase):
     settings = settings(max_examples=1500, stateful_step_count=80)

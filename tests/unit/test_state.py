@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardstore import Ref, Store
+from shardstore import Best, Ref, Retention, Store
 from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.format.digests import canonical_json
@@ -37,6 +37,18 @@ def eventful(store: Store) -> None:
     store.delete("a")
     commit(store, 6)
     store.rewind(Ref.head)
+    store.set_retention(Retention(last=3, every=2, best=Best(metric="step", mode="max")))
+    store.branch("trial", at=Ref.step(4))
+    store.switch("trial")
+    for step in (4, 5, 6):
+        commit(store, step, metadata={"step": step})
+    store.switch("main")
+    store.delete("trial")
+    store.undo()
+    store.undo()
+    commit(store, 7)
+    store.set_retention(Retention(last=1))
+    store.gc()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +58,8 @@ def records() -> list[LogRecord]:
         eventful(store)
         found = read_segment(fs, ROOT, 1).records
     assert {record.body["type"] for record in found} == {
-        *("open", "commit", "snapshot", "rewind", "delete", "undo")
+        *("open", "commit", "snapshot", "branch", "switch", "delete", "rewind", "undo"),
+        *("retention", "unkeep"),
     }
     return found
 
@@ -128,6 +141,13 @@ def test_a_slot_is_needed_by_commits_and_by_snapshots(records: list[LogRecord]) 
         ("delete", {"name": "other"}),
         ("undo", {"entry": 999}),
         ("rewind", {"forget": [999]}),
+        ("branch", {"name": "main"}),
+        ("branch", {"commit": {}}),
+        ("switch", {"name": "other"}),
+        ("delete", {"name": "main"}),
+        ("retention", {"retention": {"last": 0, "every": None, "best": None}}),
+        ("retention", {"retention": {"last": 2}}),
+        ("unkeep", {"unkeep": [999]}),
         ("snapshot", {"reference": None}),
         ("commit", {"type": "surprise"}),
     ],
