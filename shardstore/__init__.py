@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from shardstore.store import Store
     from shardstore.ticket import Ticket
     from shardstore.transaction import Transaction
-    from shardstore.views import Commit, Snapshot, TensorInfo
+    from shardstore.views import Commit, ObjectInfo, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
     "Commit",
     "CorruptionError",
+    "ObjectInfo",
     "Ref",
     "Settings",
     "ShardStoreError",
@@ -48,7 +49,7 @@ _HOMES = {
     "store": ("Store",),
     "ticket": ("Ticket",),
     "transaction": ("Transaction",),
-    "views": ("Commit", "Snapshot", "TensorInfo"),
+    "views": ("Commit", "ObjectInfo", "Snapshot", "TensorInfo"),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

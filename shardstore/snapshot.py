@@ -22,7 +22,7 @@ from shardstore.format.names import SNAPSHOT_SHARD, check_ref_name
 from shardstore.refs import Target
 from shardstore.retention import forgotten, unkept_after_move, unkept_by_forgetting
 from shardstore.session import Session
-from shardstore.staging import StagedObject
+from shardstore.staged import StagedObject
 
 _TENSOR = "commit"
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "snapshots": ("shardstore.cli.snapshots", "The snapshots by name."),
     "rewind": ("shardstore.cli.rewind", "Move the head to a kept commit."),
     "undo": ("shardstore.cli.undo", "Revert the newest rewind or deletion."),
+    "convert": ("shardstore.cli.convert", "Write the head's objects in another format."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
 }
 

@@ -154,15 +154,12 @@ def own_digest(region: bytes, begin: int) -> str:
     return digest(region[:begin], ZERO_DIGEST.encode(), region[begin + DIGEST_LENGTH :])
 
 
-def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str]) -> bytes:
-    """The header's JSON without fill, its own digest zero. Members stand in the order of
-    FORMAT.md: metadata, tensors as declared, padding."""
-    assert len(digests) == len(layout.tensors), "one digest a tensor"
-    metadata = {
+def label_fields(label: ObjectLabel, digests: Sequence[str], format_name: str) -> dict[str, str]:
+    """The label and the tensors' digests as every storage format writes them, keys sorted."""
+    return {
         "digests": ",".join(digests),
         "expect": label.expect,
-        "format": FORMAT_NAME,
-        "header": ZERO_DIGEST,
+        "format": format_name,
         "parent": label.parent,
         "part": label.part,
         "shard": label.shard,
@@ -171,6 +168,14 @@ def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str
         "txn": label.txn,
         "write": label.write,
     }
+
+
+def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str]) -> bytes:
+    """The header's JSON without fill, its own digest zero. Members stand in the order of
+    FORMAT.md: metadata, tensors as declared, padding."""
+    assert len(digests) == len(layout.tensors), "one digest a tensor"
+    fields = {**label_fields(label, digests, FORMAT_NAME), "header": ZERO_DIGEST}
+    metadata = {key: fields[key] for key in sorted(fields)}
     base = layout.header_bytes
     members: dict[str, Any] = {METADATA_KEY: metadata}
     for entry in layout.tensors:
