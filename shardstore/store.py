@@ -218,7 +218,7 @@ class Store:
         return sorted(rows, key=lambda row: (row.shard, row.part, row.tensor))
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
-        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
+        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.5)."""
         rows: list[StateRow] = [
             (row.shard, row.part, row.tensor, row.dtype, row.shape, row.digest)
             for row in self.tensors(ref)
