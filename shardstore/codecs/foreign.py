@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from shardstore.buffers import Buffer
-from shardstore.codecs import pt, raw
+from shardstore.codecs import pt, pt_archive, raw
+from shardstore.codecs.contents import Contents
 from shardstore.errors import CorruptionError, InvalidNameError, InvalidTensorError
 from shardstore.format import safetensors_file
 from shardstore.format.digests import Bytes, digest, short_digest
-from shardstore.format.fields import possible_layout
+from shardstore.format.fields import possible_layout, wrong_header
 from shardstore.format.headers import ObjectHeader
 from shardstore.format.layout import HEAD_BYTES
 from shardstore.format.names import PT, SAFETENSORS
@@ -47,7 +48,7 @@ def decode(
     """A file that is the one its reference means, as memory; `acquire` gives a size's buffer."""
     fill: Callable[[memoryview, ObjectLayout], list[str]]
     if storage_format == SAFETENSORS:
-        plain = plain_header(data, file=file)
+        plain = _plain_header(data, file=file, file_size=len(data))
         header = plain.object
 
         def fill(view: memoryview, layout: ObjectLayout) -> list[str]:
@@ -58,6 +59,8 @@ def decode(
             specs = raw.specs_of(tensors, shard=label.shard, part=label.part)
         except (InvalidNameError, InvalidTensorError) as error:
             raise CorruptionError(str(error), file=file) from None
+        if len(digests) != len(specs):
+            raise wrong_header("the list of digests is wrong", file, len(specs), len(digests))
         layout = possible_layout(specs, label, file)
         header = ObjectHeader(layout=layout, label=label, digests=digests)
 
@@ -80,11 +83,23 @@ def _check_digests(header: ObjectHeader, found: list[str], file: str) -> None:
             raise CorruptionError(what, file=file, offset=0, expected=expected, found=digits)
 
 
-def plain_header(data: Bytes, *, file: str) -> PlainHeader:
-    """The header of a whole safetensors file."""
-    view = memoryview(data)
-    size = safetensors_file.header_length(view[:8], file=file, file_size=len(view))
-    return safetensors_file.parse_header(view[:size], file=file, file_size=len(view))
+def look(
+    storage_format: str, data: memoryview, *, file: str, file_size: int | None = None
+) -> Contents | None:
+    """What a file says that it holds, of all its bytes or the first ones; None where that cannot be
+    told. CorruptionError if a safetensors file's header is damaged."""
+    size = len(data) if file_size is None else file_size
+    if storage_format != SAFETENSORS:
+        return pt_archive.look(data, file=file) if len(data) == size else None
+    if safetensors_file.header_length(data[:8], file=file, file_size=size) > len(data):
+        return None
+    plain = _plain_header(data, file=file, file_size=size)
+    return Contents(label=plain.object.label, digests=plain.object.digests, places=plain.places)
+
+
+def _plain_header(data: memoryview, *, file: str, file_size: int) -> PlainHeader:
+    length = safetensors_file.header_length(data[:8], file=file, file_size=file_size)
+    return safetensors_file.parse_header(data[:length], file=file, file_size=file_size)
 
 
 def check_available(storage_format: str) -> None:
@@ -104,27 +119,10 @@ def file_digests(pieces: Sequence[Bytes]) -> tuple[str, str]:
 
 def find_damage(storage_format: str, data: memoryview, *, file: str) -> Iterator[CorruptionError]:
     """What can be said of a file whose digest is wrong, from the file alone; may be nothing."""
-    if storage_format != SAFETENSORS:
-        return
     try:
-        plain = plain_header(data, file=file)
+        contents = look(storage_format, data, file=file)
     except CorruptionError as error:
         yield error
         return
-    for _, damage in tensor_damage(plain, data, file=file):
-        yield damage
-
-
-def tensor_damage(
-    plain: PlainHeader, data: memoryview, *, file: str
-) -> Iterator[tuple[str, CorruptionError]]:
-    """Every tensor of a whole safetensors file that is not as its header says, by name."""
-    label = plain.object.label
-    where = f"shard {label.shard!r} part {label.part!r} at step {label.step}"
-    specs = plain.object.layout.specs
-    for spec, expected in zip(specs, plain.object.digests, strict=True):
-        begin, end = plain.places[spec.name]
-        if (found := digest(data[begin:end])) != expected:
-            what = f"tensor {spec.name!r} of {where} is damaged"
-            error = CorruptionError(what, file=file, offset=begin, expected=expected, found=found)
-            yield spec.name, error
+    if contents is not None:
+        yield from (error for _, error in contents.damage(data, file=file))

@@ -9,12 +9,14 @@ loaded; whatever the bytes are, `load` raises nothing but CorruptionError.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardstore.errors import CorruptionError, MissingLibraryError
 from shardstore.format.digests import Bytes
 from shardstore.format.fields import check_name, parse_label
+from shardstore.format.names import PT
 from shardstore.format.placement import (
     METADATA_KEY,
     ObjectLabel,
@@ -25,16 +27,17 @@ from shardstore.format.placement import (
 if TYPE_CHECKING:
     import torch
 
-FORMAT_NAME = "shardstore.pt.0"
-
 
 def save(
     view: memoryview, layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str]
 ) -> memoryview:
     """The whole file, of tensors that stand in `view` as `layout` says."""
     side = torch_side("written")
+    # Strings of its own: the pickle is shorter where two values are one object, as chance has it,
+    # and a slot is only written again by a file of the same size.
+    fields = json.loads(json.dumps(label_fields(label, digests, PT)))
+    members: dict[str, Any] = {METADATA_KEY: fields}
     # A view's storage is its own bytes alone, so that no tensor brings its neighbours along.
-    members: dict[str, Any] = {METADATA_KEY: label_fields(label, digests, FORMAT_NAME)}
     for entry in layout.tensors:
         memory, spec = view[entry.begin : entry.end], entry.spec
         members[spec.name] = side.view(memory, spec.dtype, spec.shape, writable=False)
@@ -59,7 +62,7 @@ def load(
         ) from error
     if not isinstance(loaded, dict) or METADATA_KEY not in loaded:
         raise _wrong("this is not an object's file", file, METADATA_KEY, type(loaded).__name__)
-    label, digests = parse_label(loaded.pop(METADATA_KEY), FORMAT_NAME, file)
+    label, digests = parse_label(loaded.pop(METADATA_KEY), PT, file)
     size = 0
     for name, tensor in loaded.items():
         check_name("tensor", name, file)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardstore.errors import CorruptionError, InvalidNameError, InvalidTensorError
+from shardstore.format.digests import DIGEST_LENGTH
 from shardstore.format.names import check_data_name
 from shardstore.format.placement import (
     DTYPE_SIZES,
@@ -21,6 +22,9 @@ from shardstore.format.placement import (
     ObjectLabel,
     ObjectLayout,
     TensorSpec,
+    format_name,
+    own_digest,
+    own_digest_offset,
     plan_layout,
 )
 
@@ -51,8 +55,12 @@ def parse_members(data: bytes, file: str) -> dict[str, Any]:
     return members
 
 
-def parse_label(metadata: Any, format_name: str, file: str) -> tuple[ObjectLabel, tuple[str, ...]]:
-    """What `placement.label_fields` wrote: the label and the tensors' digests."""
+Label = tuple[ObjectLabel, tuple[str, ...]]
+"""The label and the tensors' digests."""
+
+
+def parse_label(metadata: Any, storage_format: str, file: str) -> Label:
+    """What `placement.label_fields` wrote."""
     if not isinstance(metadata, dict) or metadata.keys() != _FIELDS.keys():
         found = sorted(metadata) if isinstance(metadata, dict) else type(metadata).__name__
         raise wrong_header(f"{METADATA_KEY} is wrong", file, sorted(_FIELDS), found)
@@ -62,14 +70,23 @@ def parse_label(metadata: Any, format_name: str, file: str) -> tuple[ObjectLabel
             raise wrong_header(
                 f"{METADATA_KEY} has a bad {key!r}", file, pattern.pattern, repr(value)
             )
-    if metadata["format"] != format_name:
-        raise wrong_header("another storage format", file, format_name, metadata["format"])
+    if metadata["format"] != format_name(storage_format):
+        expected = format_name(storage_format)
+        raise wrong_header("another storage format", file, expected, metadata["format"])
     for key in ("shard", "part"):
         # An internal shard's name is refused to users only, so both are checked as parts.
         check_name("part", metadata[key], file)
     digests = tuple(metadata["digests"].split(",")) if metadata["digests"] else ()
     plain = ("store", "shard", "part", "txn", "write", "expect", "parent")
     return ObjectLabel(step=int(metadata["step"]), **{k: metadata[k] for k in plain}), digests
+
+
+def parse_sealed_label(metadata: Any, storage_format: str, file: str) -> Label:
+    """The same, beside a digest of the header that `check_own_digest` has looked at."""
+    if not isinstance(metadata, dict) or not is_digest(metadata.get("header")):
+        raise wrong_header(f"{METADATA_KEY} is wrong", file, "a digest of the header", "none")
+    rest = {key: value for key, value in metadata.items() if key != "header"}
+    return parse_label(rest, storage_format, file)
 
 
 def possible_layout(specs: Sequence[TensorSpec], label: ObjectLabel, file: str) -> ObjectLayout:
@@ -99,6 +116,18 @@ def declared_tensor(name: str, value: Any, file: str) -> tuple[TensorSpec, tuple
             found = repr(numbers)[:200]
             raise wrong_header(f"tensor {name!r} has a bad {what}", file, "counts", found)
     return TensorSpec(name=name, dtype=dtype, shape=tuple(shape)), (place[0], place[1])
+
+
+def check_own_digest(data: bytes, file: str) -> None:
+    """A header that holds a digest of itself must agree with it."""
+    begin = own_digest_offset(data)
+    if begin < 0:
+        raise wrong_header("this is not an object's header", file, "a digest of its own", "none")
+    expected, found = own_digest(data, begin), data[begin : begin + DIGEST_LENGTH]
+    if expected.encode() != found:
+        found_text = found.decode("ascii", "backslashreplace")
+        raise CorruptionError("the header is damaged: its own digest is wrong", file=file,
+                              offset=begin, expected=expected, found=found_text)  # fmt: skip
 
 
 def check_spelling(written: bytes, data: bytes, file: str) -> None:

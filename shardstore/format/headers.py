@@ -14,28 +14,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import CorruptionError
-from shardstore.format.digests import DIGEST_LENGTH, Bytes
+from shardstore.format.digests import Bytes
 from shardstore.format.fields import (
     check_name,
+    check_own_digest,
     check_spelling,
     declared_tensor,
-    is_digest,
-    parse_label,
     parse_members,
+    parse_sealed_label,
     possible_layout,
     wrong_header,
 )
+from shardstore.format.names import RAW
 from shardstore.format.placement import (
     BLOCK_BYTES,
-    FORMAT_NAME,
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
     METADATA_KEY,
     ObjectLabel,
     ObjectLayout,
     build_header,
-    own_digest,
-    own_digest_offset,
 )
 
 _PADDING = re.compile(r"__pad_[0-9]+__", re.ASCII)
@@ -83,9 +81,9 @@ def parse_header(region: Bytes, *, file: str, file_size: int | None = None) -> O
         raise CorruptionError(
             "the header's length is wrong", file=file, offset=0, expected=len(data), found=length
         )
-    _check_own_digest(data, file)
+    check_own_digest(data, file)
     members = parse_members(data, file)
-    label, digests = _raw_label(members.pop(METADATA_KEY, None), file)
+    label, digests = parse_sealed_label(members.pop(METADATA_KEY, None), RAW, file)
     layout = _layout(members, label, file)
     if len(digests) != len(layout.tensors):
         raise wrong_header("the list of digests is wrong", file, len(layout.tensors), len(digests))
@@ -105,25 +103,6 @@ def check_size(layout: ObjectLayout, size: int, file: str) -> None:
             expected=f"{layout.total_bytes} bytes",
             found=f"{size} bytes",
         )
-
-
-def _check_own_digest(data: bytes, file: str) -> None:
-    begin = own_digest_offset(data)
-    if begin < 0:
-        raise wrong_header("this is not an object's header", file, "a digest of its own", "none")
-    expected, found = own_digest(data, begin), data[begin : begin + DIGEST_LENGTH]
-    if expected.encode() != found:
-        found_text = found.decode("ascii", "backslashreplace")
-        raise CorruptionError("the header is damaged: its own digest is wrong", file=file,
-                              offset=begin, expected=expected, found=found_text)  # fmt: skip
-
-
-def _raw_label(metadata: Any, file: str) -> tuple[ObjectLabel, tuple[str, ...]]:
-    """The label of a raw header, whose metadata have a digest of the header as well."""
-    if not isinstance(metadata, dict) or not is_digest(metadata.get("header")):
-        raise wrong_header(f"{METADATA_KEY} is wrong", file, "a digest of the header", "none")
-    rest = {key: value for key, value in metadata.items() if key != "header"}
-    return parse_label(rest, FORMAT_NAME, file)
 
 
 def _layout(members: Mapping[str, Any], label: ObjectLabel, file: str) -> ObjectLayout:

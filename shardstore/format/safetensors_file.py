@@ -17,14 +17,16 @@ from shardstore.errors import CorruptionError
 from shardstore.format.digests import Bytes
 from shardstore.format.fields import (
     check_name,
+    check_own_digest,
     check_spelling,
     declared_tensor,
-    parse_label,
     parse_members,
+    parse_sealed_label,
     possible_layout,
     wrong_header,
 )
 from shardstore.format.headers import ObjectHeader
+from shardstore.format.names import SAFETENSORS
 from shardstore.format.placement import (
     DTYPE_SIZES,
     HEADER_BYTES_MAX,
@@ -32,10 +34,10 @@ from shardstore.format.placement import (
     METADATA_KEY,
     ObjectLabel,
     TensorSpec,
-    label_fields,
+    seal,
+    unsealed_fields,
 )
 
-FORMAT_NAME = "shardstore.safetensors.0"
 _ALIGNMENT_BYTES = 8
 
 
@@ -46,15 +48,13 @@ class PlainHeader:
     object: ObjectHeader
     """Its layout is the one in memory."""
     places: dict[str, tuple[int, int]]
-    """Begin and end in the file, by tensor, in the order of the file."""
-    size: int
-    """Of the header region."""
+    """Begin and end in the file, by tensor, in the order of declaration."""
 
 
 def build_header(specs: Sequence[TensorSpec], label: ObjectLabel, digests: Sequence[str]) -> bytes:
     """The file's bytes before the data."""
     places = data_places(specs)
-    members: dict[str, Any] = {METADATA_KEY: label_fields(label, digests, FORMAT_NAME)}
+    members: dict[str, Any] = {METADATA_KEY: unsealed_fields(label, digests, SAFETENSORS)}
     for spec in specs:
         begin, end = places[spec.name]
         members[spec.name] = {
@@ -64,7 +64,7 @@ def build_header(specs: Sequence[TensorSpec], label: ObjectLabel, digests: Seque
         }
     text = json.dumps(members, separators=(",", ":")).encode("ascii")
     size = -(-len(text) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    return size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size)
+    return seal(size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size))
 
 
 def data_places(specs: Sequence[TensorSpec]) -> dict[str, tuple[int, int]]:
@@ -94,8 +94,9 @@ def header_length(first: Bytes, *, file: str, file_size: int) -> int:
 def parse_header(region: Bytes, *, file: str, file_size: int) -> PlainHeader:
     """Read a header region of a file of `file_size` bytes."""
     data = bytes(region)
+    check_own_digest(data, file)
     members = parse_members(data, file)
-    label, digests = parse_label(members.pop(METADATA_KEY, None), FORMAT_NAME, file)
+    label, digests = parse_sealed_label(members.pop(METADATA_KEY, None), SAFETENSORS, file)
     specs = [declared_tensor(name, value, file)[0] for name, value in members.items()]
     for spec in specs:
         check_name("tensor", spec.name, file)
@@ -104,7 +105,8 @@ def parse_header(region: Bytes, *, file: str, file_size: int) -> PlainHeader:
         raise wrong_header("the list of digests is wrong", file, len(specs), len(digests))
     check_spelling(build_header(specs, label, digests), data, file)
     size = len(data)
-    places = {name: (size + b, size + e) for name, (b, e) in data_places(specs).items()}
+    planned = data_places(specs)
+    places = {s.name: (size + planned[s.name][0], size + planned[s.name][1]) for s in specs}
     end = max((end for _, end in places.values()), default=size)
     if end != file_size:
         raise CorruptionError(
@@ -115,4 +117,4 @@ def parse_header(region: Bytes, *, file: str, file_size: int) -> PlainHeader:
             found=f"{file_size} bytes",
         )
     header = ObjectHeader(layout=layout, label=label, digests=digests)
-    return PlainHeader(object=header, places=places, size=size)
+    return PlainHeader(object=header, places=places)

@@ -1,8 +1,8 @@
 """Checks objects of the formats safetensors and pt: by the digests in their reference.
 
-Quick: size and beginning, which holds the label; deep: the whole file. A safetensors file says
-which tensor is damaged and whose it is; of a pt file only the digests are looked at, so that no
-check needs torch. Where the log is damaged, a pt file has nothing to be checked against.
+Quick: size and beginning, which holds the label; deep: the whole file. What a file says of itself
+tells which tensor is damaged, or whose object stands there. No check needs torch: pt files are
+looked into, not loaded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,8 @@ from dataclasses import replace
 from shardstore.buffers import BufferPool
 from shardstore.codecs import foreign
 from shardstore.errors import CorruptionError
-from shardstore.format import safetensors_file
 from shardstore.format.digests import digest, short_digest
 from shardstore.format.layout import HEAD_BYTES
-from shardstore.format.manifest import ObjectRef
-from shardstore.format.names import SAFETENSORS
-from shardstore.format.safetensors_file import PlainHeader
 from shardstore.fs.protocol import File
 from shardstore.fsck.findings import Finding, Wanted, damage, from_error
 from shardstore.fsck.identity import identity
@@ -70,15 +66,15 @@ class ForeignChecker:
         reference = wanted.reference
         named: list[Finding] = []
         try:
-            plain = _plain_header(reference, path, data, size)
+            contents = foreign.look(reference.format, data, file=path, file_size=size)
         except CorruptionError as error:
             named.append(from_error(error))
         else:
-            if plain is not None:
+            if contents is not None:
                 meant = None if self._against_itself else wanted
-                named += identity(meant, self._uuid, plain.object.label, path)
-            if plain is not None and self._deep:
-                for name, wrong in foreign.tensor_damage(plain, data, file=path):
+                named += identity(meant, self._uuid, contents.label, path)
+            if contents is not None and self._deep:
+                for name, wrong in contents.damage(data, file=path):
                     named.append(replace(from_error(wrong), tensor=name))
         yield from named
         if named or self._against_itself:
@@ -89,15 +85,3 @@ class ForeignChecker:
         if found != expected:
             yield damage(f"damaged, or another object: digest of the {what}", path, 0,
                          expected=expected, found=found)  # fmt: skip
-
-
-def _plain_header(
-    reference: ObjectRef, path: str, data: memoryview, size: int
-) -> PlainHeader | None:
-    """What a safetensors file says of itself, where all of its header is in `data`."""
-    if reference.format != SAFETENSORS:
-        return None
-    length = safetensors_file.header_length(data[:8], file=path, file_size=size)
-    if length > len(data):
-        return None
-    return safetensors_file.parse_header(data[:length], file=path, file_size=size)

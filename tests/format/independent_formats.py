@@ -52,6 +52,12 @@ def safetensors_tensors(path: Path, data: bytes) -> tuple[Json, list[Tensor]]:
     about = header.pop("__metadata__")
     if list(about) != sorted(about):
         raise Damaged(path, 8, "keys of the label are not sorted")
+    own = about["header"].encode()
+    if (
+        data.count(own, 0, start) != 1
+        or digest(data[:start].replace(own, b"0" * 32)) != own.decode()
+    ):
+        raise Damaged(path, 8, "digest of the header in itself")
     position = 0
     for name, row in sorted(header.items(), key=lambda item: -ITEM_BYTES[item[1]["dtype"]]):
         size = ITEM_BYTES[row["dtype"]]

@@ -76,6 +76,7 @@ def test_the_table_in_every_format_and_through_convert(storage_format: str, dtyp
 
 
 @pytest.mark.req("S9")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("storage_format", FORMATS)
 def test_only_what_cannot_be_kept_is_refused_by_name_and_nothing_is_written(
     storage_format: str,
