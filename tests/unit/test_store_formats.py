@@ -74,6 +74,20 @@ def test_slots_are_written_again_in_every_format(storage_format: str) -> None:
 
 
 @pytest.mark.req("S9", "S17")
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_a_slot_serves_objects_of_its_size_only(storage_format: str) -> None:
+    fs = MemoryFileSystem()
+    with open_store(fs, format=storage_format) as store:
+        for step in range(9):
+            with store.begin(step) as txn:
+                txn.stage("s", "p", {"w": np.full(3000 * (step % 4 + 1), step, "f4")})
+                txn.commit()
+            with store.load("s", "p") as loaded:
+                assert (loaded.numpy()["w"] == step).all()
+    assert check(fs).clean
+
+
+@pytest.mark.req("S9", "S17")
 def test_a_mixed_store_reads_all_and_gives_the_old_format_up_in_time() -> None:
     fs = MemoryFileSystem()
     for step, storage_format in enumerate(FORMATS, 1):
