@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardstore import Ref
+from shardstore import Ref, Store
+from shardstore.context import Settings
 from shardstore.conversion import convert
 from shardstore.errors import (
     CorruptionError,
@@ -20,6 +22,8 @@ from shardstore.errors import (
 from shardstore.format.names import FORMATS
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
+from shardstore.fs.posix import PosixFileSystem
+from shardstore.fsck import fsck
 from shardstore.wal.reader import read_bytes
 from tests.support.stores import (
     PARTS,
@@ -205,6 +209,37 @@ def test_buffers_of_the_caller_and_checkouts(storage_format: str) -> None:
         with store.load("a", "params") as loaded:
             assert (loaded.numpy()["w"] == 11).all() and loaded.step == 2
         assert {row.format for row in store.objects()} == {storage_format}
+
+
+@pytest.mark.req("S9", "S14")
+@pytest.mark.parametrize("budget", [0, 1 << 26])
+@pytest.mark.parametrize("storage_format", FOREIGN)
+def test_threads_commits_in_flight_and_the_cache(
+    storage_format: str, budget: int, tmp_path: Path
+) -> None:
+    settings = Settings(prewrite_bytes=32 * 1024, host_budget_bytes=budget, piece_bytes=4096)
+    with Store.open(tmp_path, "a", settings=settings, format=storage_format) as store:
+        for step in range(6):
+            with store.begin(step) as txn:
+                txn.stage("s", "p", {"w": np.full(5000, step, "f4")})
+                with txn.load("s", "p") as loaded:
+                    assert (loaded.numpy()["w"] == step).all()
+                ticket = txn.commit_async()
+        assert ticket.result().step == 5
+        assert store.prefetch([("s", "p")]) <= 1
+        memory = bytearray(store.size_of("s", "p"))
+        for into in (None, memory, None):
+            with store.load("s", "p", into=into) as loaded:
+                assert (loaded.numpy()["w"] == 5).all()
+        with store.begin(6) as txn:  # the same content once more: written, since nobody compares
+            txn.stage("s", "p", {"w": np.full(5000, 5, "f4")})
+            assert txn.unchanged == frozenset() and txn.written_bytes == store.objects()[0].bytes
+            txn.commit()
+    with Store.open(tmp_path, "r+", settings=settings) as store, store.begin(7) as txn:
+        txn.stage("s", "p", {"w": np.full(5000, 5, "f4")})
+        txn.commit()
+        assert [row.format for row in store.objects()] == ["raw"]
+    assert fsck(PosixFileSystem(), str(tmp_path), deep=True).clean
 
 
 @pytest.mark.req("S9")
