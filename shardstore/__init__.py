@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardstore.store import Store
     from shardstore.ticket import Ticket
     from shardstore.transaction import Transaction
-    from shardstore.views import Branch, Commit, Snapshot, TensorInfo
+    from shardstore.views import Branch, Commit, ObjectInfo, Snapshot, TensorInfo
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Branch",
     "Commit",
     "CorruptionError",
+    "ObjectInfo",
     "Ref",
     "Retention",
     "Settings",
@@ -53,7 +54,7 @@ _HOMES = {
     "store": ("Store",),
     "ticket": ("Ticket",),
     "transaction": ("Transaction",),
-    "views": ("Branch", "Commit", "Snapshot", "TensorInfo"),
+    "views": ("Branch", "Commit", "ObjectInfo", "Snapshot", "TensorInfo"),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -14,7 +14,7 @@ from shardstore.format.names import OBJECTS_DIRECTORY
 from shardstore.ref_records import publish
 from shardstore.retention import no_longer_held
 from shardstore.session import Session
-from shardstore.slots import SlotTable
+from shardstore.slots import Kind, SlotTable
 from shardstore.wal.state import State
 
 
@@ -70,13 +70,15 @@ def _after(state: State) -> tuple[State, list[int]]:
     return after, gone
 
 
-def _spare(state: State, everything: bool) -> Counter[int]:
-    """Free slots by size that a commit of all parts of a branch writes into: one set."""
-    spare: Counter[int] = Counter()
+def _spare(state: State, everything: bool) -> Counter[Kind]:
+    """Free slots by kind that a commit of all parts of a branch writes into: one set."""
+    spare: Counter[Kind] = Counter()
     if not everything:
         for seq, _ in state.branches.values():
             if seq is not None:
-                spare |= Counter(ref.size for ref in state.commits[seq].manifest.values())
+                spare |= Counter(
+                    (ref.format, ref.size) for ref in state.commits[seq].manifest.values()
+                )
     return spare
 
 

@@ -28,7 +28,8 @@ from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
 from shardstore.slots import SlotTable
-from shardstore.staging import StagedObject, Staging
+from shardstore.staged import StagedObject
+from shardstore.staging import Staging
 from shardstore.wal.reader import list_segments
 from shardstore.wal.state import State
 from shardstore.wal.writer import (

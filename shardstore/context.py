@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardstore.errors import ClosedError, PoisonedError, StorageError
+from shardstore.format.names import RAW
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.objects import PIECE_BYTES
@@ -48,6 +49,8 @@ class Settings:
     commits_per_segment: int = COMMITS_PER_SEGMENT
     segment_bytes: int = SEGMENT_BYTES
     """A segment that is longer than this, or holds that many commits, is succeeded."""
+    storage_format: str = RAW
+    """What new objects are written as: raw, safetensors or pt; those of snapshots are raw."""
     trace: Trace | None = None
     workers: Workers | None = None
     """Instead of threads of the store's own."""

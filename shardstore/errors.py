@@ -18,6 +18,7 @@
     |   |-- ReadOnlyError              the store was opened for reading
     |   |-- VersionError               the store was written by a newer format
     |   |-- StepMovedOnError           the commit that was read is no longer kept
+    |   |-- MissingLibraryError        an optional dependency is needed and not installed
     |   `-- StorageError               the file system refused (full, I/O error, permission)
     |-- CorruptionError            bytes are not what was written: run fsck
     `-- PoisonedError              an append or sync failed: close and open again
@@ -105,6 +106,10 @@ class VersionError(UnavailableError):
 
 class StepMovedOnError(UnavailableError):
     """The writer reused what this view was reading; open or refresh the view."""
+
+
+class MissingLibraryError(UnavailableError):
+    """An optional dependency is needed for this and not installed."""
 
 
 class StorageError(UnavailableError):

@@ -23,7 +23,7 @@ from shardstore.format.layout import (
     parse_header,
 )
 from shardstore.format.manifest import ObjectRef, Part
-from shardstore.format.names import slot_file
+from shardstore.format.names import FORMATS
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.workers import InlineWorkers, Job, Workers
@@ -47,12 +47,12 @@ class ObjectReader:
         self._piece_bytes = piece_bytes
 
     def read(self, part: Part, reference: ObjectRef, step: int, buffer: Buffer) -> ObjectHeader:
-        """Fill the buffer with the whole object and verify every byte.
+        """Fill the buffer with the whole raw object and verify every byte.
 
         Pieces are read ahead; each is digested while the next ones arrive.
         """
-        path, what = self._describe(part, reference, step)
-        file = self._open(path, what, reference, direct=buffer.aligned)
+        path, what = self.describe(part, reference, step)
+        file = self.open(path, what, reference, direct=buffer.aligned)
         view = buffer.view[: reference.size]
         check = _Check(view, part, reference, path, what)
         try:
@@ -63,6 +63,30 @@ class ObjectReader:
         finally:
             close_quietly(file)
         return check.header()
+
+    def fill(self, path: str, what: str, reference: ObjectRef, buffer: Buffer) -> memoryview:
+        """The bytes of an object's file, whatever they are, in the buffer."""
+        file = self.open(path, what, reference, direct=False)
+        view = buffer.view[: reference.size]
+        try:
+            deque(self._arriving(file, view, what), maxlen=0)
+        except OSError as error:
+            raise storage_error(self._fs, self._root, "reading an object", error) from error
+        finally:
+            close_quietly(file)
+        return view
+
+    def beginning(self, path: str, what: str, reference: ObjectRef, count: int) -> memoryview:
+        """The first `count` bytes of an object's file, or all where there are fewer."""
+        file = self.open(path, what, reference, direct=False)
+        data = memoryview(bytearray(min(count, reference.size)))
+        try:
+            file.pread(0, data)
+        except OSError as error:
+            raise storage_error(self._fs, self._root, "reading an object", error) from error
+        finally:
+            close_quietly(file)
+        return data
 
     def _arriving(self, file: File, view: memoryview, what: str) -> Iterator[int]:
         """Reads the file into `view`; yields up to where it is there, in order."""
@@ -93,9 +117,9 @@ class ObjectReader:
                     job.result()
 
     def read_header(self, part: Part, reference: ObjectRef, step: int) -> ObjectHeader:
-        """Read and verify the header region only."""
-        path, what = self._describe(part, reference, step)
-        file = self._open(path, what, reference, direct=False)
+        """Read and verify a raw object's header region only."""
+        path, what = self.describe(part, reference, step)
+        file = self.open(path, what, reference, direct=False)
         try:
             first = bytearray(8)
             file.pread(0, first)
@@ -109,11 +133,18 @@ class ObjectReader:
             close_quietly(file)
         return check_header(memoryview(region), part, reference, path, what)
 
-    def _describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
+    def describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
+        """The object's path, and what it is in words."""
         what = f"object of shard {part[0]!r} part {part[1]!r} at step {step} of store {self._root}"
-        return f"{self._root}/{slot_file(reference.slot)}", what
+        path = f"{self._root}/{reference.file}"
+        if reference.format not in FORMATS:
+            raise CorruptionError(
+                f"{what}: storage format", file=path, expected=FORMATS, found=reference.format
+            )
+        return path, what
 
-    def _open(self, path: str, what: str, reference: ObjectRef, *, direct: bool) -> File:
+    def open(self, path: str, what: str, reference: ObjectRef, *, direct: bool) -> File:
+        """The file of an object, which has to be as long as its reference says."""
         try:
             file = self._fs.open(path, "read", direct=direct)
         except FileNotFoundError:

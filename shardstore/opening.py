@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import posixpath
+from dataclasses import replace
 
 from shardstore import recovery
-from shardstore.context import Settings
-from shardstore.errors import CorruptionError, NotAStoreError, StorageError
-from shardstore.format.names import LOCK_FILE, STORE_FILE
+from shardstore.context import Settings, Trace
+from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
+from shardstore.format.names import FORMATS, LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.locking import take_lock
@@ -91,3 +92,20 @@ def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSys
     if fs is None:
         return PosixFileSystem(), os.path.abspath(text)
     return fs, posixpath.normpath(text)
+
+
+def chosen_settings(
+    settings: Settings | None, trace: Trace | None, storage_format: str | None
+) -> Settings:
+    """The settings with what the call says besides; UsageError for a format that is not known."""
+    chosen = settings or Settings()
+    if trace is not None:
+        chosen = replace(chosen, trace=trace)
+    if storage_format is not None:
+        chosen = replace(chosen, storage_format=storage_format)
+    if chosen.storage_format not in FORMATS:
+        raise UsageError(
+            f"storage format {chosen.storage_format!r} is not known; expected one of "
+            f"{', '.join(FORMATS)}"
+        )
+    return chosen

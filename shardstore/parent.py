@@ -10,7 +10,7 @@ from shardstore.errors import TransactionError
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.session import Session, Source
-from shardstore.staging import StagedObject, Twin
+from shardstore.staged import StagedObject, Twin
 
 
 class Parent:

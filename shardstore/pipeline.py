@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from shardstore.commit_protocol import Change, CommitProtocol, Entry, Make
 from shardstore.context import Context
 from shardstore.format.manifest import Part
-from shardstore.staging import StagedObject, Staging
+from shardstore.staged import StagedObject
+from shardstore.staging import Staging
 
 
 class Pipeline:

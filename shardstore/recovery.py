@@ -25,13 +25,14 @@ from shardstore.format.digests import digest
 from shardstore.format.names import (
     LOCK_FILE,
     OBJECTS_DIRECTORY,
+    RAW,
     SEGMENT_TEMPORARY,
     STORE_FILE,
     WAL_DIRECTORY,
     segment_file,
     segment_index,
     slot_file,
-    slot_number,
+    slot_of,
 )
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
@@ -159,7 +160,7 @@ def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[
     uuid = read_store_file(fs, root)
     view = read_log(fs, root, uuid=uuid, assume_power_cut=assume_power_cut)
     head, needed = view.state.head, view.state.needed()
-    files = [slot_number(name) for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}")]
+    files = _slot_files(fs, root)
     found = Plan(
         head_step=head.step if head else None,
         head_seq=head.seq if head else None,
@@ -169,7 +170,7 @@ def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[
         unproven=sum(record.seq > view.segment.log_synced for record in view.records),
         copied=view.copied,
         power_cut=not view.same_boot or assume_power_cut,
-        unused_slots=sum(slot is not None and slot not in needed for slot in files),
+        unused_slots=sum(slot not in needed for slot in files),
     )
     return found, view
 
@@ -233,6 +234,16 @@ def reading_session(
     return session
 
 
+def _slot_files(fs: FileSystem, root: str) -> dict[int, list[str]]:
+    """The files of each slot, whatever their storage format."""
+    files: dict[int, list[str]] = {}
+    for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
+        place = slot_of(name)
+        if place is not None:
+            files.setdefault(place[0], []).append(slot_file(*place))
+    return files
+
+
 def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     """Rule 1: names, then bytes of what the chosen state needs beyond what is proven durable."""
     for directory in (OBJECTS_DIRECTORY, WAL_DIRECTORY):
@@ -240,8 +251,11 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     fs.sync_directory(root)
     _sync_parent(fs, root)
     unproven = set() if view.last.body["durable"] and not view.copied else view.state.needed()
+    files = _slot_files(fs, root)
     for slot in sorted(unproven):
-        _sync_file(fs, f"{root}/{slot_file(slot)}")
+        # The state names slots only; a missing file is told under its usual name.
+        for path in files.get(slot) or [slot_file(slot, RAW)]:
+            _sync_file(fs, f"{root}/{path}")
     if view.copied:
         for index in list_segments(fs, root):
             _sync_file(fs, f"{root}/{segment_file(index)}")

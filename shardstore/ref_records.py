@@ -13,7 +13,7 @@ from shardstore.errors import NameTakenError, ShardStoreError
 from shardstore.format.manifest import CommitInfo
 from shardstore.retention import unkept
 from shardstore.session import Session
-from shardstore.staging import StagedObject
+from shardstore.staged import StagedObject
 
 
 def publish(

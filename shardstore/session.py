@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from shardstore import foreign
 from shardstore.buffers import Buffer, BufferPool
 from shardstore.commit_protocol import CommitProtocol, Make
 from shardstore.context import Context, Settings
@@ -21,13 +22,14 @@ from shardstore.errors import (
 )
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
-from shardstore.format.names import SNAPSHOT_SHARD
+from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache, default_budget_bytes
 from shardstore.objects import ObjectReader
 from shardstore.pipeline import Pipeline
 from shardstore.slots import SlotTable
-from shardstore.staging import StagedObject, Staging
+from shardstore.staged import StagedObject
+from shardstore.staging import Staging
 from shardstore.wal.state import State
 from shardstore.wal.writer import SegmentWriter
 from shardstore.workers import Done, Job
@@ -202,14 +204,13 @@ class Session:
         self._await_prefetch(reference)
         found = self.cache.share(reference)
         if found is None:
-            buffer = into or self.cache.acquire(reference.size)
-            header = self._read_into(part, reference, source, buffer, ours=into is None)
+            buffer, header = self._read(part, reference, source, into)
             if into is None and part[0] != SNAPSHOT_SHARD:
                 self.cache.put(reference, self.pool.share(buffer), header)
             return buffer, header
         if into is None:
             return found
-        into.view[: reference.size] = found[0].view
+        into.view[: found[0].size] = found[0].view
         found[0].release()
         return into, found[1]
 
@@ -226,8 +227,7 @@ class Session:
         shared = self.cache.share(reference)
         if shared is not None:
             return self.copy_of(shared[0]), shared[1]
-        buffer = self.cache.acquire(reference.size)
-        return buffer, self._read_into(part, reference, source, buffer, ours=True)
+        return self._read(part, reference, source)
 
     def copy_of(self, shared: Buffer) -> Buffer:
         """A buffer of the caller's own with the same bytes; the other one is released."""
@@ -238,10 +238,12 @@ class Session:
 
     def prefetch(self, wanted: Iterable[tuple[Part, ObjectRef, Source]]) -> int:
         """Begin to load objects into the cache, as many as the budget has room for; how many of
-        them are on their way or there."""
+        them are on their way or there. Of other formats than raw nothing is loaded ahead."""
         self.check_open()
         count = 0
         for part, reference, source in wanted:
+            if reference.format != RAW:
+                continue
             if self._ahead.get(reference, _OVER).done() and not self.cache.holds(reference):
                 buffer = self.cache.acquire_ahead(reference.size)
                 if buffer is None:
@@ -255,23 +257,39 @@ class Session:
     def read_header(self, part: Part, reference: ObjectRef, source: Source) -> ObjectHeader:
         """Read and verify an object's header region only."""
         self.check_open()
+        step, acquire = source.step, self.cache.acquire
         try:
-            return self.objects.read_header(part, reference, source.step)
+            if reference.format != RAW:
+                return foreign.read_header(self.objects, part, reference, step, acquire)
+            return self.objects.read_header(part, reference, step)
         except CorruptionError as error:
             if self._moved_on(source):
                 raise self._moved_on_error(part, source) from error
             raise
 
-    def _read_into(
-        self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer, *, ours: bool
-    ) -> ObjectHeader:
+    def _read(
+        self, part: Part, reference: ObjectRef, source: Source, into: Buffer | None = None
+    ) -> tuple[Buffer, ObjectHeader]:
+        """An object from the disk, in `into` or a new buffer."""
+        step, acquire = source.step, self.cache.acquire
         try:
-            return self.objects.read(part, reference, source.step, buffer)
-        except BaseException as error:
-            if ours:
-                buffer.release()
-            if isinstance(error, CorruptionError) and self._moved_on(source):
+            if reference.format != RAW:
+                return foreign.read(self.objects, part, reference, step, into, acquire)
+            return self._read_raw(part, reference, step, into)
+        except CorruptionError as error:
+            if self._moved_on(source):
                 raise self._moved_on_error(part, source) from error
+            raise
+
+    def _read_raw(
+        self, part: Part, reference: ObjectRef, step: int, into: Buffer | None
+    ) -> tuple[Buffer, ObjectHeader]:
+        buffer = into or self.cache.acquire(reference.size)
+        try:
+            return buffer, self.objects.read(part, reference, step, buffer)
+        except BaseException:
+            if into is None:
+                buffer.release()
             raise
 
     def _load_ahead(self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer) -> None:

@@ -17,7 +17,7 @@ from shardstore.ref_records import check_free, publish
 from shardstore.refs import Target
 from shardstore.retention import forgotten
 from shardstore.session import Session
-from shardstore.staging import StagedObject
+from shardstore.staged import StagedObject
 
 _TENSOR = "commit"
 

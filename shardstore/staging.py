@@ -7,19 +7,19 @@ Nothing here is in a manifest; `pipeline` waits, syncs and names.
 
 Contract: an object's buffer is not written to while `pieces` are in flight; its slot goes back to
 the pool only when all its I/O has ended (rule 8). Errors of transfers are kept in the object and
-raised by `wait`, which is called before anything depends on them. Raw layout.
+raised by `wait`, which is called before anything depends on them.
+In memory an object has the raw layout; of other formats than raw the whole file is made of it once
+the digests are known, and unchanged data are not looked for.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from shardstore.buffers import Buffer, BufferPool
-from shardstore.codecs import raw
+from shardstore.codecs import foreign, raw
 from shardstore.context import Context
 from shardstore.errors import ShardStoreError
 from shardstore.format.layout import (
@@ -32,60 +32,14 @@ from shardstore.format.layout import (
     object_digest,
 )
 from shardstore.format.manifest import ObjectRef, Part
-from shardstore.format.names import slot_file
+from shardstore.format.names import RAW, SNAPSHOT_SHARD, slot_file
 from shardstore.fs.calls import close_quietly
-from shardstore.fs.protocol import File
 from shardstore.slots import SlotTable
-from shardstore.workers import Done, Job
+from shardstore.staged import StagedObject, Twin, heads_agree, settle
 
 Label = Callable[[tuple[int, int]], ObjectLabel]
 """Given the object's write id, who it is; asked for when all commits before it are known."""
 OPEN_FILES_MAX = 128
-RAW = "raw"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
-    """The parent's object of the same part, which new data may turn out to equal."""
-
-    reference: ObjectRef
-    header: Callable[[], ObjectHeader]
-    """Reads and verifies its header."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class StagedObject:
-    """An object on its way into a slot. `reference` and `header` are there once `finished` is."""
-
-    part: Part
-    layout: ObjectLayout
-    buffer: Buffer | None
-    """The whole file; None once nobody will read it from memory."""
-    slot: int = -1
-    created: bool = False
-    file: File | None = None
-    pieces: list[Job[None]] = field(default_factory=list)
-    finished: Job[None] = field(default_factory=Done)
-    reference: ObjectRef | None = None
-    header: ObjectHeader | None = None
-    keep: bool = True
-    """Whether the buffer may serve readers, here and from the cache."""
-    reused: bool = False
-    """Equal to the parent's object: `reference` is that one's, nothing was written."""
-    error: OSError | None = None
-    synced: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the file is synced or closed."""
-
-    def known(self) -> ObjectRef:
-        """The reference, waiting for the digests."""
-        self.finished.result()
-        assert self.reference is not None
-        return self.reference
-
-    @property
-    def written_bytes(self) -> int:
-        return 0 if self.reused else self.layout.total_bytes
 
 
 class Staging:
@@ -111,7 +65,8 @@ class Staging:
         twin: Twin | None,
     ) -> StagedObject:
         """Stage tensors, which may change on return. The buffer becomes the object's."""
-        staged = StagedObject(part=part, layout=layout, buffer=buffer)
+        staged = self._new(part, layout, buffer)
+        twin = twin if staged.storage_format == RAW else None
         feed = _Feed(self, staged, twin)
         try:
             digests = raw.fill(buffer.view, layout, tensors, feed.filled)
@@ -139,7 +94,8 @@ class Staging:
 
         Without `keep` nobody reads the buffer afterwards: somebody may still write to it.
         """
-        staged = StagedObject(part=part, layout=layout, buffer=buffer, keep=keep)
+        staged = self._new(part, layout, buffer, keep=keep)
+        twin = twin if staged.storage_format == RAW else None
         try:
             staged.finished = self._context.workers.finish(self._digest, staged, label, twin)
         except BaseException:
@@ -159,7 +115,7 @@ class Staging:
     def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: when their I/O has ended their slots are free."""
         for staged in objects:
-            _settle(staged)
+            settle(staged)
             self.let_go(staged)
             self.close(staged)
             if staged.slot >= 0:
@@ -193,7 +149,7 @@ class Staging:
             staged = next(iter(self._live.values()), None)
         if staged is None:
             return False
-        _settle(staged)
+        settle(staged)
         self.let_go(staged)
         return True
 
@@ -222,6 +178,23 @@ class Staging:
 
     # ------------------------------------------------------------------ insides
 
+    def _new(
+        self, part: Part, layout: ObjectLayout, buffer: Buffer, *, keep: bool = True
+    ) -> StagedObject:
+        storage_format = self._context.settings.storage_format
+        if part[0] == SNAPSHOT_SHARD:
+            storage_format = RAW
+        try:
+            foreign.check_available(storage_format)
+        except ShardStoreError:
+            buffer.release()
+            raise
+        size = layout.total_bytes if storage_format == RAW else 0
+        return StagedObject(
+            part=part, layout=layout, buffer=buffer, storage_format=storage_format, size=size,
+            keep=keep,
+        )  # fmt: skip
+
     def _keep_buffer(self, staged: StagedObject) -> None:
         """From here on the buffer may be let go, once `finished` and the pieces are over."""
         with self._context.mutex:
@@ -232,14 +205,16 @@ class Staging:
         """Give the object a slot and open its file; a failure is the object's error."""
         if staged.file is not None or staged.error is not None:
             return
-        context, size = self._context, staged.layout.total_bytes
+        context, size, storage_format = self._context, staged.size, staged.storage_format
         self._limit_open_files()
         with context.mutex:
-            slot, create = self._slots.reserve(size)
-        path = context.path(slot_file(slot))
+            slot, create = self._slots.reserve(size, storage_format)
+        path = context.path(slot_file(slot, storage_format))
         context.trace("stage", slot=slot, create=create, size=size)
         try:
-            staged.file = context.fs.open(path, "create" if create else "write", direct=True)
+            staged.file = context.fs.open(
+                path, "create" if create else "write", direct=storage_format == RAW
+            )
         except OSError as error:
             staged.error = error
             if not create:
@@ -249,21 +224,25 @@ class Staging:
         staged.slot, staged.created = slot, create
         with context.mutex:
             if create:
-                self._slots.created(slot, size)
+                self._slots.created(slot, size, storage_format)
             self._open.append(staged)
 
     def submit(self, staged: StagedObject, begin: int, end: int) -> None:
-        """Write a stretch of the file, whole pieces but for the last."""
+        """Write a stretch of a raw file, whole pieces but for the last."""
+        assert staged.buffer is not None
+        self._submit_bytes(staged, begin, staged.buffer.view[begin:end])
+
+    def _submit_bytes(self, staged: StagedObject, begin: int, data: memoryview) -> None:
         if staged.error is None:
-            job = self._context.workers.io(self._write_piece, staged, begin, end)
+            job = self._context.workers.io(self._write_piece, staged, begin, data)
             staged.pieces.append(job)
 
-    def _write_piece(self, staged: StagedObject, begin: int, end: int) -> None:
+    def _write_piece(self, staged: StagedObject, begin: int, data: memoryview) -> None:
         if staged.error is not None:
             return
-        assert staged.file is not None and staged.buffer is not None
+        assert staged.file is not None
         try:
-            staged.file.pwrite(begin, staged.buffer.view[begin:end])
+            staged.file.pwrite(begin, data)
         except OSError as error:
             staged.error = error
 
@@ -271,13 +250,15 @@ class Staging:
         """A donated object: on the finishing thread, its pieces go out while it is digested."""
         assert staged.buffer is not None
         view, layout = staged.buffer.view, staged.layout
-        suspect = twin is not None and _heads_agree(view, layout, twin)
+        suspect = twin is not None and heads_agree(view, layout, twin)
         if not suspect:
             self._submit_tail(staged)
         digests = raw.digests_of(view, layout)
         self._finish(staged, digests, label, twin if suspect else None)
 
     def _submit_tail(self, staged: StagedObject) -> None:
+        if staged.storage_format != RAW:
+            return  # its bytes are made once the digests are known
         self.open(staged)
         piece, total = self.piece_bytes, staged.layout.total_bytes
         for begin in range(self.first_piece_bytes(staged), total, piece):
@@ -288,6 +269,9 @@ class Staging:
     ) -> None:
         """The header, the reference and the first piece; on the finishing thread."""
         layout = staged.layout
+        if staged.storage_format != RAW:
+            self._finish_foreign(staged, digests, label)
+            return
         if suspect is not None:
             try:
                 header = suspect.header()
@@ -310,6 +294,24 @@ class Staging:
         staged.header = ObjectHeader(layout=layout, label=told, digests=tuple(digests))
         self.submit(staged, 0, self.first_piece_bytes(staged))
 
+    def _finish_foreign(self, staged: StagedObject, digests: list[str], label: Label) -> None:
+        """The whole file of another format; on the finishing thread."""
+        assert staged.buffer is not None
+        layout, storage_format = staged.layout, staged.storage_format
+        write = self._context.next_write_id()
+        told = label(write)
+        pieces = foreign.encode(storage_format, staged.buffer.view, layout, told, digests)
+        staged.size = sum(map(len, pieces))
+        self.open(staged)
+        begin = 0
+        for piece in pieces:
+            for at in range(0, len(piece), self.piece_bytes):
+                self._submit_bytes(staged, begin + at, piece[at : at + self.piece_bytes])
+            begin += len(piece)
+        digest, head = foreign.file_digests(pieces)
+        staged.reference = ObjectRef(staged.slot, *write, staged.size, digest, head, storage_format)
+        staged.header = ObjectHeader(layout=layout, label=told, digests=tuple(digests))
+
     def first_piece_bytes(self, staged: StagedObject) -> int:
         """The piece that waits for the digests: the header and what follows it."""
         piece = self.piece_bytes
@@ -322,14 +324,14 @@ class Staging:
             return
         doing = "writing an object" if staged.slot >= 0 else "opening a slot"
         self.abandon([staged])
-        raise self._context.storage_error(doing, error, needed=staged.layout.total_bytes) from error
+        raise self._context.storage_error(doing, error, needed=staged.size) from error
 
     def _give_back(self, staged: StagedObject) -> None:
         slot, staged.slot = staged.slot, -1
         broken = staged.error is not None and staged.created
         if broken:  # shorter than its size: never a slot
             with suppress(OSError):
-                self._context.fs.unlink(self._context.path(slot_file(slot)))
+                self._context.fs.unlink(self._context.path(slot_file(slot, staged.storage_format)))
         with self._context.mutex:
             if broken:
                 self._slots.retire(slot)
@@ -340,7 +342,7 @@ class Staging:
         """Beyond so many open files the oldest are synced early and closed."""
         while len(self._open) >= OPEN_FILES_MAX:
             staged = self._open[0]
-            _settle(staged)
+            settle(staged)
             try:
                 self.sync(staged)
             except OSError as error:
@@ -362,13 +364,15 @@ class _Feed:
     def filled(self, end: int) -> None:
         """The file is complete from its header to `end`."""
         staged = self._staged
+        if staged.storage_format != RAW:
+            return
         layout, buffer = staged.layout, staged.buffer
         assert buffer is not None
         if not self._decided:
             if end < min(layout.header_bytes + HEAD_BYTES, layout.total_bytes):
                 return
             assert self._twin is not None
-            self.suspect = _heads_agree(buffer.view, layout, self._twin)
+            self.suspect = heads_agree(buffer.view, layout, self._twin)
             self._decided = True
         if self.suspect:
             return
@@ -378,22 +382,3 @@ class _Feed:
             stop = min(end, self._sent + piece)
             self._staging.submit(staged, self._sent, stop)
             self._sent = stop
-
-
-def _heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
-    """Whether comparing the whole is worth it."""
-    reference = twin.reference
-    if reference.format != RAW or reference.size != layout.total_bytes:
-        return False
-    return reference.head == head_digest(view, layout.header_bytes)
-
-
-def _settle(staged: StagedObject) -> None:
-    """Wait until nothing of the object is in flight, whatever came of it."""
-    for job in (staged.finished, *staged.pieces):
-        try:
-            job.result()
-        except Exception:  # told by whoever needed the object
-            continue
-    for piece in staged.pieces:  # those that finishing submitted
-        piece.result()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from shardstore.errors import (
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part
+from shardstore.format.names import RAW
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
 from shardstore.refs import Ref
@@ -31,6 +31,7 @@ from shardstore.store_refs import RefMethods
 from shardstore.transaction import Transaction
 from shardstore.views import (
     Commit,
+    ObjectInfo,
     Snapshot,
     TensorInfo,
     commit_view,
@@ -62,9 +63,10 @@ class Store(RefMethods):
         fs: FileSystem | None = None,
         settings: Settings | None = None,
         trace: Trace | None = None,
+        format: str | None = None,
     ) -> Store:
         """Create an empty store and open it for writing; StoreExistsError where one is."""
-        chosen = _settings(settings, trace)
+        chosen = opening.chosen_settings(settings, trace, format)
         return cls(*opening.open_writing(path, fs, chosen, may_create=True, must_create=True))
 
     @classmethod
@@ -76,6 +78,7 @@ class Store(RefMethods):
         fs: FileSystem | None = None,
         settings: Settings | None = None,
         trace: Trace | None = None,
+        format: str | None = None,
         assume_power_cut: bool = False,
     ) -> Store:
         """Open a store: "r" reads (and changes no byte), "r+" reads and writes, "a" creates too.
@@ -83,20 +86,25 @@ class Store(RefMethods):
         Opening for writing takes the lock (LockedError names its holder) and recovers what a crash
         left. `assume_power_cut` gives up what is not proven durable, for a file system that was
         lost and mounted again without a reboot. `trace` is called before each step of the protocol.
+        `format` is what new objects are written as: "raw" (the default, and the fast one),
+        "safetensors" or "pt"; whatever a store holds can be read.
         """
         if mode not in ("r", "r+", "a"):
             raise UsageError(f"mode {mode!r} is not known; expected 'r', 'r+' or 'a'")
+        chosen = opening.chosen_settings(settings, trace, format)
         if mode != "r":
             return cls(
                 *opening.open_writing(
                     path,
                     fs,
-                    _settings(settings, trace),
+                    chosen,
                     may_create=mode == "a",
                     power_cut=assume_power_cut,
                 )
             )
-        return cls(opening.open_reading(path, fs, _settings(settings, trace)), None, None)
+        if format is not None:
+            raise UsageError("format says what new objects are written as; mode 'r' writes none")
+        return cls(opening.open_reading(path, fs, chosen), None, None)
 
     def close(self) -> None:
         """Abort an open transaction, finish what is in flight, make everything durable, release the
@@ -182,6 +190,19 @@ class Store(RefMethods):
         self._session.check_open()
         self._session.look_again()
 
+    @property
+    def storage_format(self) -> str:
+        """What new objects are written as."""
+        return self._session.settings.storage_format
+
+    def objects(self, ref: Ref | str = Ref.head) -> list[ObjectInfo]:
+        """The objects of a commit, sorted by name, with their storage formats and file sizes."""
+        manifest = self._find(ref).manifest
+        return [
+            ObjectInfo(shard=part[0], part=part[1], format=found.format, bytes=found.size)
+            for part, found in sorted(manifest.items())
+        ]
+
     def tensors(self, ref: Ref | str = Ref.head) -> list[TensorInfo]:
         """Every tensor of a commit, from the verified objects, sorted by name."""
         commit = self._find(ref)
@@ -193,7 +214,7 @@ class Store(RefMethods):
         return sorted(rows, key=lambda row: (row.shard, row.part, row.tensor))
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
-        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
+        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.5)."""
         rows: list[StateRow] = [
             (row.shard, row.part, row.tensor, row.dtype, row.shape, row.digest)
             for row in self.tensors(ref)
@@ -218,15 +239,17 @@ class Store(RefMethods):
                 f"step {commit.step} has no shard {shard!r} part {part!r}; "
                 "'shardstore ls' lists what it has"
             )
-        caller = Buffer.wrap(into, reference.size) if into is not None else None
+        caller = None
+        if into is not None:
+            caller = Buffer.wrap(into, self._size_in_memory((shard, part), commit))
         return self._track(*self._session.read_object((shard, part), reference, commit, caller))
 
     def size_of(self, shard: str, part: str, at: Ref | str = Ref.head) -> int:
-        """Bytes of the object that holds a part, what `load(into=...)` needs."""
+        """Bytes that a part takes in memory, what `load(into=...)` needs."""
         commit = self._find(at)
         if (shard, part) not in commit.manifest:
             raise PartNotFoundError(f"step {commit.step} has no shard {shard!r} part {part!r}")
-        return commit.manifest[shard, part].size
+        return self._size_in_memory((shard, part), commit)
 
     def begin(self, step: int, expect: Iterable[Part] | None = None) -> Transaction:
         """Begin the one transaction that may be open. See `Transaction`.
@@ -280,6 +303,13 @@ class Store(RefMethods):
 
     # ------------------------------------------------------------------ insides
 
+    def _size_in_memory(self, part: Part, commit: CommitInfo) -> int:
+        """A raw object is in memory what it is on disk; others say it in their header."""
+        reference = commit.manifest[part]
+        if reference.format == RAW:
+            return reference.size
+        return self._session.read_header(part, reference, commit).layout.total_bytes
+
     def _shown(self, commit: CommitInfo) -> Commit:
         return commit_view(commit, self._session.durable_state)
 
@@ -317,10 +347,3 @@ class Store(RefMethods):
     def _find(self, ref: Ref | str) -> CommitInfo:
         self._session.check_open()
         return snapshot.open_commit(self._session, refs.resolve(self._session.state, ref))
-
-
-def _settings(settings: Settings | None, trace: Trace | None) -> Settings:
-    chosen = settings or Settings()
-    if trace is None:
-        return chosen
-    return replace(chosen, trace=trace)

@@ -34,7 +34,8 @@ from shardstore.metadata import check_metadata, encode_blobs
 from shardstore.parent import Parent, reference_of
 from shardstore.retention import unkept
 from shardstore.session import Session
-from shardstore.staging import Label, StagedObject
+from shardstore.staged import StagedObject
+from shardstore.staging import Label
 from shardstore.ticket import Ticket
 from shardstore.views import Commit, commit_view
 from shardstore.wal.state import changed_parts

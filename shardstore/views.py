@@ -65,6 +65,16 @@ class TensorInfo:
     digest: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """The file behind one part of a commit."""
+
+    shard: str
+    part: str
+    format: str
+    bytes: int
+
+
 def commit_view(commit: CommitInfo, durable: State) -> Commit:
     """A copy: changing its metadata must not change the store's state."""
     return Commit(

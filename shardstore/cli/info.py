@@ -15,7 +15,7 @@ from shardstore.context import Settings
 from shardstore.errors import StepMovedOnError
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.manifest import CommitInfo
-from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_number
+from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.format.policy import Retention
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
@@ -110,9 +110,9 @@ def _disk_bytes(fs: FileSystem, root: str, needed: set[int]) -> dict[str, int]:
     sizes = {"needed": 0, "reusable": 0, "log": 0}
     for directory in (OBJECTS_DIRECTORY, WAL_DIRECTORY):
         for name in fs.list_directory(f"{root}/{directory}"):
-            slot = slot_number(name)
+            place = slot_of(name)
             kind = "log" if directory == WAL_DIRECTORY else "needed"
-            if kind == "needed" and slot not in needed:
+            if kind == "needed" and (place is None or place[0] not in needed):
                 kind = "reusable"
             sizes[kind] += fs.stat(f"{root}/{directory}/{name}").size
     return sizes

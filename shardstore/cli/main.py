@@ -35,6 +35,7 @@ COMMANDS = {
     "undo": ("shardstore.cli.undo", "Revert the newest rewind, switch or deletion."),
     "retention": ("shardstore.cli.retention", "Which commits stay kept without a name."),
     "gc": ("shardstore.cli.gc", "Give back the space of what is no longer kept."),
+    "convert": ("shardstore.cli.convert", "Write the head's objects in another format."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
 }
 

@@ -58,6 +58,6 @@ StateRow = tuple[str, str, str, str, tuple[int, ...], str]
 
 
 def state_digest(rows: Iterable[StateRow]) -> str:
-    """State digest of FORMAT.md section 5.1."""
+    """State digest of FORMAT.md section 5.5."""
     ordered = sorted(rows, key=lambda row: row[:3])
     return lines_digest([[*row[:4], list(row[4]), row[5]] for row in ordered])

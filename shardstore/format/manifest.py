@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardstore.format.digests import canonical_json, digest
+from shardstore.format.names import slot_file
 
 Part = tuple[str, str]
 """(shard, part)"""
@@ -31,6 +32,11 @@ class ObjectRef(NamedTuple):
     """Digest of the data's beginning: where it differs from a parent's, the data differ."""
     format: str
     """Storage format, which the file's name carries too."""
+
+    @property
+    def file(self) -> str:
+        """Path of the slot's file inside the store."""
+        return slot_file(self.slot, self.format)
 
 
 Manifest = Mapping[Part, ObjectRef]

@@ -16,13 +16,18 @@ OBJECTS_DIRECTORY = "objects"
 SEGMENT_TEMPORARY = "tmp"
 SNAPSHOT_SHARD = "__snapshot__"
 FIRST_BRANCH = "main"
+RAW = "raw"
+SAFETENSORS = "safetensors"
+PT = "pt"
+FORMATS = (RAW, SAFETENSORS, PT)
+"""Storage formats of objects; the ending of a slot's file."""
 NAME_BYTES_MAX = 1024
 REF_BYTES_MAX = 255
 
 _PADDING = re.compile(r"__pad_\d+__\Z")
 _REF = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _SEGMENT = re.compile(r"([0-9a-f]{16})\.wal\Z")
-_SLOT = re.compile(r"([0-9a-f]{6,})\.raw\Z")
+_SLOT = re.compile(rf"([0-9a-f]{{6,}})\.({'|'.join(FORMATS)})\Z")
 
 
 def check_data_name(kind: str, name: object) -> str:
@@ -69,14 +74,17 @@ def segment_index(file_name: str) -> int | None:
     return int(match.group(1), 16) if match else None
 
 
-def slot_file(slot: int) -> str:
+def slot_file(slot: int, storage_format: str) -> str:
     """Path of a slot inside the store."""
-    return f"{OBJECTS_DIRECTORY}/{slot:06x}.raw"
+    return f"{OBJECTS_DIRECTORY}/{slot:06x}.{storage_format}"
 
 
-def slot_number(file_name: str) -> int | None:
-    """Number of a slot from its name inside `objects/`, None for any other file."""
+def slot_of(file_name: str) -> tuple[int, str] | None:
+    """Number and storage format of a slot from its name inside `objects/`, None for any other."""
     match = _SLOT.match(file_name)
-    if match is None or slot_file(int(match.group(1), 16)) != f"{OBJECTS_DIRECTORY}/{file_name}":
+    if match is None:
         return None
-    return int(match.group(1), 16)
+    slot, storage_format = int(match.group(1), 16), match.group(2)
+    if slot_file(slot, storage_format) != f"{OBJECTS_DIRECTORY}/{file_name}":
+        return None
+    return slot, storage_format

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardstore.errors import InvalidTensorError
 from shardstore.format.digests import DIGEST_LENGTH, ZERO_DIGEST, digest
+from shardstore.format.names import RAW
 
 BLOCK_BYTES = 4096
 ALIGNMENT_BYTES = 64
@@ -23,7 +24,6 @@ LENGTH_BYTES = 8
 HEADER_BYTES_MAX = 100_000_000
 """Beyond this safetensors' own readers refuse a header."""
 OBJECT_BYTES_MAX = 2**63 - 1
-FORMAT_NAME = "shardstore.raw.0"
 METADATA_KEY = "__metadata__"
 
 DTYPE_SIZES = {
@@ -133,7 +133,11 @@ def build_header(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str
     text = _header_text(layout, label, digests)
     size = layout.header_bytes - LENGTH_BYTES
     assert len(text) <= size < len(text) + BLOCK_BYTES, "layout and label do not belong together"
-    region = size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size)
+    return seal(size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size))
+
+
+def seal(region: bytes) -> bytes:
+    """The header region with its own digest where zeros stand."""
     begin = own_digest_offset(region)
     return region[:begin] + own_digest(region, begin).encode() + region[begin + DIGEST_LENGTH :]
 
@@ -154,15 +158,17 @@ def own_digest(region: bytes, begin: int) -> str:
     return digest(region[:begin], ZERO_DIGEST.encode(), region[begin + DIGEST_LENGTH :])
 
 
-def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str]) -> bytes:
-    """The header's JSON without fill, its own digest zero. Members stand in the order of
-    FORMAT.md: metadata, tensors as declared, padding."""
-    assert len(digests) == len(layout.tensors), "one digest a tensor"
-    metadata = {
+def format_name(storage_format: str) -> str:
+    """The name and version of a storage format in an object's metadata."""
+    return f"shardstore.{storage_format}.0"
+
+
+def label_fields(label: ObjectLabel, digests: Sequence[str], storage_format: str) -> dict[str, str]:
+    """The label and the tensors' digests as every storage format writes them, keys sorted."""
+    return {
         "digests": ",".join(digests),
         "expect": label.expect,
-        "format": FORMAT_NAME,
-        "header": ZERO_DIGEST,
+        "format": format_name(storage_format),
         "parent": label.parent,
         "part": label.part,
         "shard": label.shard,
@@ -171,6 +177,21 @@ def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str
         "txn": label.txn,
         "write": label.write,
     }
+
+
+def unsealed_fields(
+    label: ObjectLabel, digests: Sequence[str], storage_format: str
+) -> dict[str, str]:
+    """The same for a header that holds a digest of itself, zeros where that will stand."""
+    fields = {**label_fields(label, digests, storage_format), "header": ZERO_DIGEST}
+    return {key: fields[key] for key in sorted(fields)}
+
+
+def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str]) -> bytes:
+    """The header's JSON without fill, its own digest zero. Members stand in the order of
+    FORMAT.md: metadata, tensors as declared, padding."""
+    assert len(digests) == len(layout.tensors), "one digest a tensor"
+    metadata = unsealed_fields(label, digests, RAW)
     base = layout.header_bytes
     members: dict[str, Any] = {METADATA_KEY: metadata}
     for entry in layout.tensors:

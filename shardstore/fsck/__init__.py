@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardstore.errors import CorruptionError, StorageError
-from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_number
+from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadable
 from shardstore.fsck.log_check import LogCheck, check_log
@@ -150,10 +150,10 @@ def _note_unneeded(fs: FileSystem, root: str, needed: set[int], report: Report) 
         report.findings.append(unreadable(directory, error))
         return
     for name in names:
-        slot = slot_number(name)
-        if slot is None:
+        place = slot_of(name)
+        if place is None:
             report.findings.append(note("not a file of the store", f"{directory}/{name}"))
-        elif slot not in needed:
+        elif place[0] not in needed:
             count, size = count + 1, size + fs.stat(f"{directory}/{name}").size
     if count:
         what = f"{count} object files ({size} bytes) that nothing needs; they are written again"

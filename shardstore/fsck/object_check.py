@@ -3,6 +3,7 @@
 An object whose header agrees with the digest in its manifest is the one that was committed; one
 that is whole but another is told from one that is damaged. Where the log itself is damaged an
 object may have been written again since, so that it is then checked against itself only.
+`foreign_check` does the same for the other storage formats.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from shardstore.format.layout import (
     object_digest,
     parse_header,
 )
-from shardstore.format.manifest import write_id
-from shardstore.format.names import slot_file
+from shardstore.format.names import RAW
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.fsck.findings import Finding, Wanted, damage, from_error, unreadable
+from shardstore.fsck.foreign_check import ForeignChecker
+from shardstore.fsck.identity import identity
 
 PIECE_BYTES = 16 * 1024 * 1024
 
@@ -48,13 +50,19 @@ class ObjectChecker:
         self._advance = advance
         self._against_itself = against_itself
         self._pool = BufferPool()
+        self._foreign = ForeignChecker(
+            self._pool, uuid=uuid, deep=deep, advance=advance, against_itself=against_itself
+        )
 
     def check(self, wanted: Wanted) -> list[Finding]:
         """All that is wrong with one object."""
-        path = f"{self._root}/{slot_file(wanted.reference.slot)}"
+        path = f"{self._root}/{wanted.reference.file}"
         try:
             with self._opened(path) as file:
-                findings = list(self._check_file(wanted, path, file))
+                if wanted.reference.format == RAW:
+                    findings = list(self._check_file(wanted, path, file))
+                else:
+                    findings = list(self._foreign.check(wanted, path, file))
         except OSError as error:
             findings = [unreadable(path, error)]
         return [wanted.about(finding) for finding in findings]
@@ -99,26 +107,15 @@ class ObjectChecker:
     def _identity(
         self, wanted: Wanted, path: str, region: bytearray, header: ObjectHeader
     ) -> Iterator[Finding]:
-        """Whether the object, whole as it is, is the one that the manifest means."""
-        reference, label = wanted.reference, header.label
-        write = write_id(reference.epoch, reference.counter)
-        checks = [("store", self._uuid or label.store, label.store)]
-        if not self._against_itself:
-            checks += [
-                ("names", f"{wanted.part[0]!r} {wanted.part[1]!r}",
-                 f"{label.shard!r} {label.part!r}"),
-                ("write id", write, label.write),
-            ]  # fmt: skip
-        wrong = False
-        for what, expected, found in checks:
-            if expected != found:
-                wrong = True
-                yield damage(f"another object stands here: {what} (its step is {label.step})",
-                             path, 8, expected=expected, found=found)  # fmt: skip
-        digest = object_digest(region)
-        if not wrong and not self._against_itself and digest != reference.digest:
+        if self._against_itself:
+            yield from identity(None, self._uuid, header.label, path)
+            return
+        wrong = list(identity(wanted, self._uuid, header.label, path))
+        yield from wrong
+        expected, found = wanted.reference.digest, object_digest(region)
+        if not wrong and found != expected:
             yield damage("another object stands here: digest of the header", path, 0,
-                         expected=reference.digest, found=digest)  # fmt: skip
+                         expected=expected, found=found)  # fmt: skip
 
     def _data(self, path: str, size: int, header: ObjectHeader) -> Iterator[Finding]:
         buffer = self._pool.acquire(size)

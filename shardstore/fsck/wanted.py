@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from shardstore.errors import CorruptionError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, SnapshotInfo
-from shardstore.format.names import SNAPSHOT_SHARD, WAL_DIRECTORY, slot_file
+from shardstore.format.names import SNAPSHOT_SHARD, WAL_DIRECTORY
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Finding, Wanted, damage
 from shardstore.objects import check_object
@@ -83,7 +83,7 @@ def _snapshots(state: State) -> list[SnapshotInfo]:
 
 def _read_manifest(fs: FileSystem, root: str, wanted: Wanted) -> CommitInfo | None:
     """The commit in a snapshot's manifest; None where it cannot be had."""
-    path = f"{root}/{slot_file(wanted.reference.slot)}"
+    path = f"{root}/{wanted.reference.file}"
     try:
         data = memoryview(read_bytes(fs, path))
         header = check_object(data, wanted.part, wanted.reference, path, "manifest")
@@ -97,7 +97,7 @@ def _wrong_manifest(root: str, wanted: Wanted, info: SnapshotInfo, held: CommitI
     return wanted.about(
         damage(
             f"the manifest of snapshot {info.name!r} is that of another commit",
-            f"{root}/{slot_file(wanted.reference.slot)}",
+            f"{root}/{wanted.reference.file}",
             expected=f"seq {info.seq} step {info.step} chain {info.chain}",
             found=f"seq {held.seq} step {held.step} chain {held.chain}",
         )
@@ -125,7 +125,7 @@ def _shared_slots(root: str, objects: Iterable[Wanted]) -> list[tuple[Wanted | N
         if other.reference != reference:
             finding = damage(
                 f"slot {reference.slot} is needed for two objects",
-                f"{root}/{slot_file(reference.slot)}",
+                f"{root}/{reference.file}",
                 expected=f"write {other.reference.epoch}-{other.reference.counter}",
                 found=f"write {reference.epoch}-{reference.counter}",
             )

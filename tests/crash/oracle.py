@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shardstore.errors import ShardStoreError
 from shardstore.format.manifest import ObjectRef
-from shardstore.format.names import SNAPSHOT_SHARD, slot_file
+from shardstore.format.names import SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import fsck
 from shardstore.refs import Ref
@@ -151,7 +151,7 @@ class _Reading:
         """A snapshot's own object, which a store that still keeps the commit does not read."""
         session = self._store._session
         info = session.state.snapshots[name]
-        path = f"{ROOT}/{slot_file(info.reference.slot)}"
+        path = f"{ROOT}/{info.reference.file}"
         key = (name, info.reference, self._files(path) if self._files else b"")
         if self._files is None or key not in _manifests:
             session.read_object((SNAPSHOT_SHARD, name), info.reference, info)[0].release()
@@ -161,7 +161,7 @@ class _Reading:
         if self._files is None:
             return self._load(shard, ref)
         reference = self._store._find(ref).manifest[shard, PART]
-        key = (shard, reference, self._files(f"{ROOT}/{slot_file(reference.slot)}"))
+        key = (shard, reference, self._files(f"{ROOT}/{reference.file}"))
         if key not in _read:
             _read[key] = self._load(shard, ref)
         return _read[key]

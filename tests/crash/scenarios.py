@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shardstore.errors import PoisonedError, StorageError
+from shardstore.format.names import RAW, SAFETENSORS
 from shardstore.wal.reader import read_bytes
 from tests.crash.oracle import ROOT, Violation
 from tests.crash.world import World
@@ -228,6 +229,14 @@ def reuse(world: World) -> None:
     world.commit("a", "b")
 
 
+def convert(world: World) -> None:
+    """Files of two storage formats; after a crash the work goes on in raw."""
+    world.convert(SAFETENSORS)
+    world.commit("a")
+    world.convert(RAW)
+    world.commit("a", "b")
+
+
 def roll(world: World) -> None:
     for _ in range(4):
         world.commit("a")
@@ -328,6 +337,7 @@ SCENARIOS = {
         Scenario(name="delete branch", prepare=start_branched, program=delete_branch),
         Scenario(name="gc", prepare=start_hoarding, program=gc),
         Scenario(name="reuse", prepare=start_with_spare, program=reuse),
+        Scenario(name="convert", prepare=start_with_snapshot, program=convert),
         Scenario(name="roll", prepare=start_with_spare, program=roll),
         Scenario(name="opening", prepare=start_with_spare, program=opening),
         Scenario(name="copy", prepare=start_copied, program=copy),

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from shardstore.context import Settings
+from shardstore.conversion import convert
 from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
+from shardstore.format.names import RAW
 from shardstore.format.policy import Retention
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
@@ -61,14 +64,16 @@ class World:
 
     # Opening and closing
 
-    def open(self) -> Observed:
+    def open(self, storage_format: str = RAW) -> Observed:
         """Open for writing, recovering; afterwards one state is the acknowledged one."""
         if NO_STORE in self.ghost and EMPTY not in self.ghost:
             self.ghost = (*self.ghost, EMPTY)
         self.faulty = FaultyFileSystem(self.fs)
         self._rules("open" if _has_store(self.fs) else "create")
         try:
-            self._store = Store.open(ROOT, "a", fs=self.faulty, settings=SETTINGS)
+            self._store = Store.open(
+                ROOT, "a", fs=self.faulty, settings=SETTINGS, format=storage_format
+            )
         except ShardStoreError as error:
             raise Violation(f"cannot be opened: {type(error).__name__}: {error}") from error
         self.faulty.clear()
@@ -113,6 +118,13 @@ class World:
         with self.store.begin(step) as txn:
             for shard in stage:
                 txn.stage(shard, PART, _tensors(shard, step, flavour))
+
+    def convert(self, storage_format: str) -> None:
+        """Open again and write the head in another storage format: the same state, once more."""
+        self.close()
+        self.open(storage_format)
+        with self._attempt(replace(self.state, previous=self.state.head)):
+            convert(self.store, lambda _count: None)
 
     def snapshot(self, name: str) -> None:
         with self._attempt(self.state.named(name)):

@@ -8,11 +8,17 @@ read, or reads differently, means that the page or the code is wrong. It only re
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from tests.format.independent_formats import (
+    ITEM_BYTES,
+    Tensor,
+    check_label,
+    pt_tensors,
+    safetensors_tensors,
+)
 from tests.format.independent_log import (
     BLOCK,
     HEADER_BYTES,
@@ -25,13 +31,6 @@ from tests.format.independent_log import (
 
 Reference = list[Json]
 """`[slot, epoch, counter, size, digest, head, format]`, section 4."""
-
-ITEM_BYTES = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
-}
 
 
 class State:
@@ -172,17 +171,6 @@ def fold(segment: Segment) -> State:
     return state
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of a loaded object, padding excluded."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    data: bytes
-    digest: str
-
-
 class IndependentReader:
     """A store directory at the moment of construction. The steps are those of section 6."""
 
@@ -231,11 +219,26 @@ class IndependentReader:
         return self.root / "objects" / f"{reference[0]:06x}.{reference[6]}"
 
     def load(self, reference: Reference) -> dict[str, Tensor]:
-        """Section 5: verifies header region, tensors and padding; returns the tensors by name."""
-        path, (_, epoch, counter, size, expected, head, _) = self.object_path(reference), reference
+        """Section 5: verifies everything that the file holds; returns the tensors by name."""
+        path, (*_, storage_format) = self.object_path(reference), reference
         if not path.exists():
             raise Damaged(path, 0, "missing")
         data = path.read_bytes()
+        if storage_format == "raw":
+            return self._load_raw(path, data, reference)
+        _, _, _, size, expected, head, _ = reference
+        if len(data) != size or digest(data) != expected:
+            raise Damaged(path, 0, "length or content is not that of the reference")
+        if xxhash.xxh3_64_hexdigest(data[:262_144]) != head:
+            raise Damaged(path, 0, "beginning is not that of the reference")
+        read = {"safetensors": safetensors_tensors, "pt": pt_tensors}[storage_format]
+        about, tensors = read(path, data)
+        check_label(path, about, reference, self.uuid)
+        return {tensor.name: tensor for tensor in tensors}
+
+    def _load_raw(self, path: Path, data: bytes, reference: Reference) -> dict[str, Tensor]:
+        """Section 5.1: verifies header region, tensors and padding."""
+        _, _, _, size, expected, head, _ = reference
         start = 8 + int.from_bytes(data[:8], "little")
         region = data[:start]
         if start % BLOCK or len(data) != size or digest(region) != expected:
@@ -244,8 +247,7 @@ class IndependentReader:
             raise Damaged(path, start, "beginning of the data is not that of the reference")
         header = json.loads(region[8:])
         about = header.pop("__metadata__")
-        if about["write"] != f"{epoch:016x}-{counter:016x}" or about["store"] != self.uuid:
-            raise Damaged(path, 0, "write id or store is not that of the reference")
+        check_label(path, about, reference, self.uuid)
         own = about["header"].encode()
         if region.count(own) != 1 or digest(region.replace(own, b"0" * 32)) != about["header"]:
             raise Damaged(path, 0, "digest of the header region in itself")
@@ -281,7 +283,7 @@ class IndependentReader:
         return {(shard, part): self.load(ref) for shard, part, ref in commit["manifest"]}
 
     def state_digest(self, commit: Json | None) -> str:
-        """Section 5.1."""
+        """Section 5.5."""
         rows = [
             [shard, part, tensor.name, tensor.dtype, tensor.shape, tensor.digest]
             for (shard, part), tensors in (self.parts(commit) if commit else {}).items()

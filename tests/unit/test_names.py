@@ -20,7 +20,7 @@ from shardstore.format.names import (
     segment_file,
     segment_index,
     slot_file,
-    slot_number,
+    slot_of,
 )
 from shardstore.fs.memory import MemoryFileSystem
 from tests.support.stores import SETTINGS, content, open_store, value_of
@@ -56,7 +56,7 @@ def test_odd_names_of_shards_parts_and_tensors_come_back_distinct(tmp_path: Path
                 name: value for value, name in enumerate(ODD)
             }
     assert os.listdir(tmp_path) == ["store"]
-    assert all(slot_number(name) is not None for name in os.listdir(root / "objects"))
+    assert all(slot_of(name) is not None for name in os.listdir(root / "objects"))
 
 
 @pytest.mark.parametrize("name", REFUSED, ids=ascii)
@@ -140,8 +140,18 @@ def test_what_cannot_name_a_snapshot_is_refused(name: Any) -> None:
 
 def test_files_are_named_by_numbers_and_read_back() -> None:
     for number in (0, 1, 0xABCDEF, 0x1234567):
-        assert slot_number(slot_file(number).removeprefix("objects/")) == number
+        for ending in ("raw", "safetensors", "pt"):
+            name = slot_file(number, ending).removeprefix("objects/")
+            assert slot_of(name) == (number, ending)
         assert segment_index(segment_file(number).removeprefix("wal/")) == number
-    for foreign in ("tmp", "00000.raw", "0000001.raw", "00000A.raw", "000000.raw.tmp", "x"):
-        assert slot_number(foreign) is None
+    for foreign in (
+        "tmp",
+        "00000.raw",
+        "0000001.raw",
+        "00000A.raw",
+        "000000.raw.tmp",
+        "000000.p",
+        "x",
+    ):
+        assert slot_of(foreign) is None
         assert segment_index(foreign) is None

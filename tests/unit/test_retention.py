@@ -149,9 +149,9 @@ def test_the_rule_stands_in_the_log() -> None:
     rule = Retention(last=3, every=7, best=Best(metric="m", mode="max", count=4))
     with open_store(fs, settings=SMALL_SEGMENTS) as store:
         store.set_retention(rule)
-        seq = store._session.writer.seq  # type: ignore[union-attr]
+        seq = store._session.pipeline.protocol.writer.seq  # type: ignore[union-attr]
         store.set_retention(Retention(last=3, every=7, best=Best(metric="m", mode="max", count=4)))
-        assert store._session.writer.seq == seq  # type: ignore[union-attr]
+        assert store._session.pipeline.protocol.writer.seq == seq  # type: ignore[union-attr]
     with open_store(fs.kill(), "r") as reader:
         assert reader.retention == rule
         with pytest.raises(ReadOnlyError):

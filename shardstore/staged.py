@@ -1,0 +1,80 @@
+"""Objects on their way into a slot: values, and what can be asked of them. `staging` moves them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardstore.buffers import Buffer
+from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest
+from shardstore.format.manifest import ObjectRef, Part
+from shardstore.format.names import RAW
+from shardstore.fs.protocol import File
+from shardstore.workers import Done, Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Twin:
+    """The parent's object of the same part, which new data may turn out to equal."""
+
+    reference: ObjectRef
+    header: Callable[[], ObjectHeader]
+    """Reads and verifies its header."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StagedObject:
+    """An object on its way into a slot. `reference` and `header` are there once `finished` is."""
+
+    part: Part
+    layout: ObjectLayout
+    buffer: Buffer | None
+    """The object in memory; None once nobody will read it from there."""
+    storage_format: str = RAW
+    size: int = 0
+    """Of the file; of other formats than raw known once it is written."""
+    slot: int = -1
+    created: bool = False
+    file: File | None = None
+    pieces: list[Job[None]] = field(default_factory=list)
+    finished: Job[None] = field(default_factory=Done)
+    reference: ObjectRef | None = None
+    header: ObjectHeader | None = None
+    keep: bool = True
+    """Whether the buffer may serve readers, here and from the cache."""
+    reused: bool = False
+    """Equal to the parent's object: `reference` is that one's, nothing was written."""
+    error: OSError | None = None
+    synced: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the file is synced or closed."""
+
+    def known(self) -> ObjectRef:
+        """The reference, waiting for the digests."""
+        self.finished.result()
+        assert self.reference is not None
+        return self.reference
+
+    @property
+    def written_bytes(self) -> int:
+        return 0 if self.reused else self.size
+
+
+def heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
+    """Whether comparing the whole is worth it."""
+    reference = twin.reference
+    if reference.format != RAW or reference.size != layout.total_bytes:
+        return False
+    return reference.head == head_digest(view, layout.header_bytes)
+
+
+def settle(staged: StagedObject) -> None:
+    """Wait until nothing of the object is in flight, whatever came of it."""
+    for job in (staged.finished, *staged.pieces):
+        try:
+            job.result()
+        except Exception:  # told by whoever needed the object
+            continue
+    for piece in staged.pieces:  # those that finishing submitted
+        piece.result()
