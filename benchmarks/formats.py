@@ -68,7 +68,7 @@ def _make(bench: Bench, kind: str) -> dict[str, tuple[Path, Way]]:
     for name, make in ways().items():
         directory = bench.scratch / kind / name.replace(" ", "-").replace(",", "").lstrip(".")
         fresh_directory(directory)
-        found[name] = (directory, make(directory, kind == "cold"))
+        found[name] = (directory, make(directory))
     return found
 
 
@@ -92,6 +92,7 @@ def _loads(
         def prepare() -> None:
             way.load(into)  # buffers are there, and with them the caches that may hold it
             if cold:
+                way.forget()
                 drop_cache(files_below(directory))
 
         return prepare

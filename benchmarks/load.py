@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.compare.ours import open_store, setting_names
+from benchmarks.compare.ours import forget_cached, has_host_cache, open_store
 from benchmarks.compare.peer import Loader, Peer, missing, peers
 from benchmarks.frame.disk import drop_cache, files_below, fresh_directory
 from benchmarks.frame.physical import Physical, touched_memory
 from benchmarks.frame.question import Bench, Question
 from benchmarks.frame.result import Claim, Result, Table
 from benchmarks.frame.rounds import Variant
-from benchmarks.frame.state import ModelState, Part, make_state
+from benchmarks.frame.state import ModelState, make_state
 from shardstore import Store
 
-CACHE_SETTING = "host_cache_bytes"
+BUDGET_SETTING = "host_budget_bytes"
 OBJECT_MS_MAX = 0.3
 
 
@@ -30,13 +30,14 @@ class LoadedStore:
     def __init__(self, bench: Bench, state: ModelState) -> None:
         self._path = bench.scratch / "run"
         self._parts = list(state.parts)
-        self._settings = dict(bench.settings)
         with open_store(self._path, "a", bench.settings) as store, store.begin(1) as transaction:
             for (shard, part), tensors in state.parts.items():
                 transaction.stage(shard, part, tensors)
             transaction.commit()
-        self.cold = self._open(cache_bytes=0)
-        sizes = [self.cold.size_of(*key) for key in self._parts]
+        self.store = open_store(
+            self._path, "r", {BUDGET_SETTING: 2 * state.bytes, **bench.settings}
+        )
+        sizes = [self.store.size_of(*key) for key in self._parts]
         self._memory = [touched_memory(size) for size in sizes]
         self.bytes = sum(sizes)
         self._pool = ThreadPoolExecutor(2)
@@ -55,38 +56,28 @@ class LoadedStore:
             acts.append(("store, prefetched", note, self._prefetched))
         return [
             Variant(name=name, note=note, act=_silent(act), bytes=self.bytes,
-                    cold_bytes=self.bytes, before=self.drop_cache)
+                    cold_bytes=self.bytes, before=self.forget)
             for name, note, act in acts
         ]  # fmt: skip
 
-    def drop_cache(self) -> None:
+    def forget(self) -> None:
+        forget_cached(self.store)
         drop_cache(files_below(self._path / "objects"))
 
     def warm(self) -> Variant | None:
         """Every object out of the host cache; None where the store has none."""
-        if CACHE_SETTING not in setting_names():
+        if not has_host_cache():
             return None
-        store = self._open(cache_bytes=2 * self.bytes)
-        for key in self._parts:
-            store.load(*key).close()
-
-        def act() -> dict[str, float]:
-            for key in self._parts:
-                store.load(*key).close()
-            return {}
-
         note = "load of each object out of the host cache, not copied"
-        return Variant(name="store, host cache", note=note, act=act, bytes=self.bytes)
+        return Variant(name="store, host cache", note=note, act=self._pooled,
+                       before=self._pooled, bytes=self.bytes)  # fmt: skip
 
     @property
     def object_count(self) -> int:
         return len(self._parts)
 
-    def _open(self, *, cache_bytes: int) -> Store:
-        return open_store(self._path, "r", {CACHE_SETTING: cache_bytes, **self._settings})
-
     def _load_into(self, index: int) -> None:
-        self.cold.load(*self._parts[index], into=self._memory[index]).close()
+        self.store.load(*self._parts[index], into=self._memory[index]).close()
 
     def _into(self) -> None:
         for index in range(len(self._parts)):
@@ -97,28 +88,28 @@ class LoadedStore:
 
     def _pooled(self) -> None:
         for key in self._parts:
-            self.cold.load(*key).close()
+            self.store.load(*key).close()
 
     def _prefetched(self) -> None:
-        store: Any = self.cold
-        parts: list[Part] = self._parts
-        store.prefetch(parts)
-        for key in parts:
-            store.load(*key).close()
+        store: Any = self.store
+        store.prefetch(self._parts)
+        self._pooled()
 
 
 def ask(bench: Bench) -> Result:
     state = make_state(bench.model)
-    physical = Physical(bench.scratch / "probe", state.object_sizes(), quick=bench.quick)
     ours = LoadedStore(bench, state)
     saved = [_saved(bench, state, peer) for peer in peers()]
     into = state.empty_like()
     loaders = [(peer, directory, loader) for peer, directory in saved for loader in peer.loaders()]
     for _, directory, loader in loaders:
         _check(state, into, directory, loader)
+    nbytes, sizes = state.bytes, state.object_sizes()
+    del state  # memory for the loads
+    physical = Physical(bench.scratch / "probe", sizes, quick=bench.quick)
     cold = [physical.read_probe(), physical.memcpy(), *ours.variants()]
     cold += [_peer(peer, directory, loader, into, cold=True) for peer, directory, loader in loaders]
-    size = f"{state.bytes / 1e9:.2f} GB"
+    size = f"{nbytes / 1e9:.2f} GB"
     tables = [bench.measure(f"Cold load of {size}", cold)]
     warm = [physical.memcpy()]
     warm += [
@@ -127,7 +118,7 @@ def ask(bench: Bench) -> Result:
     if (cached := ours.warm()) is not None:
         warm.append(cached)
     tables.append(bench.measure(f"Load of {size} that memory holds", warm))
-    ours.cold.close()
+    ours.store.close()
     return _result(tables, ours.object_count if cached else 0)
 
 

@@ -51,7 +51,7 @@ class Matmul:
         blocked, wait = start()
         seconds = self.run()
         wait()
-        return {SECONDS: seconds, "blocked_s": blocked}
+        return {SECONDS: seconds, **({"blocked_s": blocked} if blocked else {})}
 
 
 def ask(bench: Bench) -> Result:
@@ -63,8 +63,16 @@ def ask(bench: Bench) -> Result:
         beside = bench.measure(
             "A step's matmul beside one save", _beside(bench, state, committer, matmul, thread)
         )
+    result = _result(committer, held, beside, state)
+    if (host_bytes := getattr(committer.store, "host_bytes", None)) is not None:
+        note = (
+            f"all of the store's buffers after the runs; the state has {state.bytes / 1e6:,.0f} MB"
+        )
+        result.figures.append(
+            Figure(name="host memory", value=float(host_bytes), unit="B", note=note)
+        )
     committer.store.close()
-    return _result(committer, held, beside, state)
+    return result
 
 
 def _held(bench: Bench, state: ModelState, committer: Committer) -> list[Variant]:

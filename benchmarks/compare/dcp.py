@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -18,6 +17,8 @@ from benchmarks.frame.disk import fresh_directory, settle, sync_directories
 from benchmarks.frame.state import ModelState
 
 THREADS_TRIED = (1, 2, 4)
+# Its threads too warn that there is no process group, which is meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 class Saved:
@@ -36,8 +37,7 @@ class Saved:
     def save(self, state: ModelState, directory: Path) -> None:
         if self.threads is None:
             self.threads = best_threads(state, directory)
-        with _quiet():
-            save(state.flat(), storage_writer=_writer(directory, self.threads), no_dist=True)
+        save(state.flat(), storage_writer=_writer(directory, self.threads), no_dist=True)
         sync_directories(directory)
 
     def loaders(self) -> Sequence[Loader]:
@@ -62,9 +62,8 @@ class SavedInBackground:
         if self._threads is None:
             self._threads = best_threads(state, directory)
         began = time.perf_counter()
-        with _quiet():
-            writer = _writer(directory, self._threads)
-            future = async_save(state.flat(), storage_writer=writer, no_dist=True)
+        writer = _writer(directory, self._threads)
+        future = async_save(state.flat(), storage_writer=writer, no_dist=True)
         blocked = time.perf_counter() - began
         # With the default settings it is a Future, not an AsyncSaveResponse.
         future.result()  # type: ignore[union-attr]
@@ -85,8 +84,7 @@ def best_threads(state: ModelState, directory: Path) -> int:
         fresh_directory(directory)
         settle()
         began = time.perf_counter()
-        with _quiet():
-            save(state.flat(), storage_writer=_writer(directory, threads), no_dist=True)
+        save(state.flat(), storage_writer=_writer(directory, threads), no_dist=True)
         taken[threads] = min(time.perf_counter() - began, taken.get(threads, float("inf")))
     shutil.rmtree(directory)
     fresh_directory(directory)
@@ -94,17 +92,8 @@ def best_threads(state: ModelState, directory: Path) -> int:
 
 
 def _load(directory: Path, into: ModelState) -> None:
-    with _quiet():
-        load(into.flat(), storage_reader=FileSystemReader(directory), no_dist=True)
+    load(into.flat(), storage_reader=FileSystemReader(directory), no_dist=True)
 
 
 def _writer(directory: Path, threads: int) -> FileSystemWriter:
     return FileSystemWriter(directory, thread_count=threads, sync_files=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """It warns that there is no process group, which is meant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.compare.ours import open_store, setting_names
+from benchmarks.compare.ours import forget_cached, open_store, setting_names
 from benchmarks.frame.disk import sync_directories, sync_file
 from benchmarks.frame.memory import peak_beyond
 from benchmarks.frame.state import Tensors, make_state
 from shardstore import Store
 
 FORMAT_SETTING = "storage_format"
-CACHE_SETTING = "host_cache_bytes"
 SHARD, PART = "block_000", "optim"
-CACHE_BYTES = 1 << 30
 
 
 class Way(Protocol):
@@ -33,6 +32,9 @@ class Way(Protocol):
     def save(self, tensors: Tensors) -> None: ...
 
     def load(self, into: Tensors) -> None: ...
+
+    def forget(self) -> None:
+        """What the way itself has cached."""
 
     def close(self) -> None: ...
 
@@ -51,6 +53,9 @@ class PtFile:
 
     def load(self, into: Tensors) -> None:
         _copy(torch.load(self._path, weights_only=True), into)
+
+    def forget(self) -> None:
+        """Has no cache."""
 
     def close(self) -> None:
         """Holds no file."""
@@ -71,21 +76,21 @@ class SafetensorsFile:
     def load(self, into: Tensors) -> None:
         _copy(load_file(self._path), into)
 
+    def forget(self) -> None:
+        """Has no cache."""
+
     def close(self) -> None:
         """Holds no file."""
 
 
 class InStore:
-    """A store of one part. Opened anew after `close`, without a host cache where `cold`."""
+    """A store of one part."""
 
     note = "a commit of one part, with digests and log; load verified, tensors are views"
 
-    def __init__(self, directory: Path, storage_format: str, *, cold: bool) -> None:
+    def __init__(self, directory: Path, storage_format: str) -> None:
         self._path = directory / "run"
-        self._settings = {
-            FORMAT_SETTING: storage_format,
-            CACHE_SETTING: 0 if cold else CACHE_BYTES,
-        }
+        self._settings = {FORMAT_SETTING: storage_format}
         self._opened: Store | None = None
 
     @property
@@ -104,23 +109,24 @@ class InStore:
         with self._store.load(SHARD, PART) as loaded:
             loaded.torch()
 
+    def forget(self) -> None:
+        forget_cached(self._store)
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
 
-def ways() -> dict[str, Callable[[Path, bool], Way]]:
-    """Name -> how to make one in a directory, for cold loads or not."""
+def ways() -> dict[str, Callable[[Path], Way]]:
+    """Name -> how to make one in a directory."""
     stored = ("raw", "safetensors", "pt") if FORMAT_SETTING in setting_names() else ("raw",)
-    found: dict[str, Callable[[Path, bool], Way]] = {
-        ".pt file": lambda directory, cold: PtFile(directory),
-        "safetensors file": lambda directory, cold: SafetensorsFile(directory),
+    found: dict[str, Callable[[Path], Way]] = {
+        ".pt file": PtFile,
+        "safetensors file": SafetensorsFile,
     }
     for name in stored:
-        found[f"store, {name}"] = lambda directory, cold, name=name: InStore(  # type: ignore[misc]
-            directory, name, cold=cold
-        )
+        found[f"store, {name}"] = partial(InStore, storage_format=name)
     return found
 
 
@@ -136,7 +142,7 @@ def _copy(loaded: Tensors, into: Tensors) -> None:
 def main() -> None:
     name, model, directory, action = sys.argv[1:]
     tensors = make_object(model)
-    way = ways()[name](Path(directory), True)
+    way = ways()[name](Path(directory))
     act = {"save": lambda: way.save(tensors), "load": lambda: way.load(tensors)}[action]
     print(peak_beyond(act))
     way.close()

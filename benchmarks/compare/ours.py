@@ -31,6 +31,16 @@ def open_store(path: Path, mode: Mode, settings: Mapping[str, Any]) -> Store:
     return Store.open(path, mode, settings=Settings(**known))
 
 
+def has_host_cache() -> bool:
+    return hasattr(Store, "clear_cache")
+
+
+def forget_cached(store: Any) -> None:
+    """Cached objects go, their memory stays: the next load reads the disk into warm buffers."""
+    if has_host_cache():
+        store.clear_cache()
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     unknown = sorted(settings.keys() - setting_names())
     if unknown:

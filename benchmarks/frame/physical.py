@@ -25,6 +25,7 @@ from benchmarks.frame.rounds import Variant
 MIB = 1 << 20
 DIRECT: int = getattr(os, "O_DIRECT", 0)
 MEMCPY_BYTES = 256 * MIB
+ARENA_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +56,25 @@ def touched_memory(size: int) -> memoryview:
 
 
 class Arena:
-    """Touched, aligned memory of the state's size, for both probes."""
+    """Touched, aligned memory for both probes: a part for each size.
+
+    Parts of a large state share it, so that it leaves room for the peers; it stays far larger than
+    any cache of the processor's.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        view = touched_memory(sum(sizes))
+        view = touched_memory(max(*sizes, min(sum(sizes), ARENA_BYTES_MAX)))
         whole = np.frombuffer(view, dtype=np.uint64)
         chunk = np.random.default_rng(1).integers(0, 2**63, MIB, dtype=np.uint64)
         for begin in range(0, len(whole), len(chunk)):
             end = min(begin + len(chunk), len(whole))
             whole[begin:end] = chunk[: end - begin]
-        ends = list(itertools.accumulate(sizes))
-        self.parts = [view[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        self.parts: list[memoryview] = []
+        end = 0
+        for size in sizes:
+            begin = end if end + size <= len(view) else 0
+            end = begin + size
+            self.parts.append(view[begin:end])
 
 
 class Probe:
