@@ -23,6 +23,7 @@ from benchmarks.frame.state import ModelState, make_state
 SIDE = 1024
 WORK_S = 3.0
 QUICK_WORK_S = 0.3
+CALIBRATION_TIMES = 20
 MATMUL_ALONE = "matmul alone"
 STAGINGS: tuple[Staging, ...] = ("donated", "copied")
 
@@ -33,12 +34,9 @@ class Matmul:
     def __init__(self, seconds: float) -> None:
         self._a = torch.rand(SIDE, SIDE, dtype=torch.bfloat16)
         self._b = torch.rand(SIDE, SIDE, dtype=torch.bfloat16)
-        self._times = 1
-        self.run()
-        began = time.perf_counter()
-        for _ in range(10):
-            self.run()
-        self._times = max(1, round(10 * seconds / (time.perf_counter() - began)))
+        self._times = CALIBRATION_TIMES
+        best = min(self.run() for _ in range(5))
+        self._times = max(1, round(CALIBRATION_TIMES * seconds / best))
 
     def run(self) -> float:
         began = time.perf_counter()

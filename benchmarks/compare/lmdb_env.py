@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from benchmarks.frame.state import ModelState
 MAP_FACTOR = 5
 """Of the state's size: two versions of every value, and what fragments."""
 MAP_FLOOR = 64 << 20
+# Values are views of a map that must not be written to; they are only copied from.
+warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
 
 class PutPerTensor:
