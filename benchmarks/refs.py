@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -11,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.compare.ours import open_store
+from benchmarks.frame.environment import ROOT
 from benchmarks.frame.question import Bench, Question
 from benchmarks.frame.result import Claim, Figure, Result, Table
 from benchmarks.frame.rounds import Variant
-from benchmarks.frame.state import ModelState, make_state
+from benchmarks.frame.state import make_state
 from shardstore import Ref, Store
 from shardstore.fs.posix import PosixFile, PosixFileSystem
 from shardstore.fs.protocol import OpenMode
+from trainer.presets import PRESETS
 
 COMMITS = (10, 100, 1000, 10_000)
 QUICK_COMMITS = (5, 20)
@@ -32,20 +36,10 @@ CLAIMS = {
     "open to read": 30.0,
     "recover after a crash": 500.0,
 }
-CRASH = """
-import os, sys
-import numpy as np
-from shardstore import Store
-store = Store.open(sys.argv[1], "r+")
-for last in (False, True):
-    transaction = store.begin(store.head.step + 1)
-    shard, part = sys.argv[2:4]
-    transaction.stage(shard, part, {"w": np.full(8, store.head.step, np.float32)})
-    if not last:
-        transaction.keep_rest()
-        transaction.commit()
-os._exit(9)
-"""
+MAKER = "import sys; from benchmarks import refs; refs.{}(sys.argv[1], sys.argv[2])"
+CRASHED = 9
+UNTOUCHED = ("STORE", "objects")
+"""What an opening leaves alone. STORE's inode tells a store from its copy, so it has to stay."""
 
 
 class UnsyncedFile(PosixFile):
@@ -66,7 +60,12 @@ class Unsynced(PosixFileSystem):
 
 
 class RefsOf:
-    """One store, and the changes that are measured on it; each is taken back outside the timing."""
+    """One store, and the changes that are measured on it; each is taken back outside the timing.
+
+    Openings begin from what the process left that made the store and died in its next commit: its
+    last segment is as long as one gets. An opening for writing begins another, so that has to be
+    taken back too.
+    """
 
     def __init__(self, path: Path, x: float, bench: Bench) -> None:
         self._path = path
@@ -74,17 +73,22 @@ class RefsOf:
         self._bench = bench
         self._number = 0
         self._store: Store | None = None
-        with Store.open(path) as store:
-            self._part = store.tensors()[0]
+        self._image = path.with_suffix(".image")
+        for name in self._changing():
+            _copy(path / name, self._image / name)
 
     def variants(self) -> list[Variant]:
         make = partial(Variant, x=self._x)
         found = [
             make(name="snapshot", act=self._snapshot, before=self._open, after=self._delete),
             make(name="rewind", act=self._rewind, before=self._open, after=self._unrewind),
-            make(name="open to read", act=lambda: self._opened("r"), before=self._close),
-            make(name="open to write", act=lambda: self._opened("r+"), before=self._close),
-            make(name="recover after a crash", act=lambda: self._opened("r+"), before=self._crash),
+            make(name="open to read", act=partial(self._opened, "r"), before=self._restore),
+            make(name="open to write", act=partial(self._opened, "r+"), before=self._closed),
+            make(
+                name="recover after a crash",
+                act=partial(self._opened, "r+"),
+                before=self._restore,
+            ),
         ]
         if callable(getattr(Store, "branch", None)):
             found.append(
@@ -132,21 +136,54 @@ class RefsOf:
     def _opened(self, mode: Any) -> None:
         open_store(self._path, mode, self._bench.settings).close()
 
-    def _crash(self) -> None:
-        """A process commits, begins another commit, and dies."""
+    def _changing(self) -> list[str]:
+        return [entry.name for entry in self._path.iterdir() if entry.name not in UNTOUCHED]
+
+    def _restore(self) -> None:
+        """As the crash left it."""
         self._close()
-        words = [str(self._path), self._part.shard, self._part.part]
-        done = subprocess.run([sys.executable, "-c", CRASH, *words], check=False)
-        assert done.returncode == 9, "the process that should crash did something else"
+        for name in self._changing():
+            _remove(self._path / name)
+        for entry in self._image.iterdir():
+            _copy(entry, self._path / entry.name)
+
+    def _closed(self) -> None:
+        """As a writer leaves it that opened it and closed it again."""
+        self._close()
+        self._opened("r+")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def ask(bench: Bench) -> Result:
     counts = QUICK_COMMITS if bench.quick else COMMITS
-    long = [RefsOf(make_long(bench, count), count, bench) for count in counts]
-    figures = log_figures(bench.scratch / f"log-{counts[-1]}", counts[-1])
+    long = [
+        RefsOf(crashed(bench, "make_long", _long(bench, count), str(count)), count, bench)
+        for count in counts
+    ]
+    figures = log_figures(_long(bench, counts[-1]), counts[-1])
     by_count = _measure(bench, f"By commits in the log, {PARTS} parts each", "commits", long)
-    models = [make_state(name) for name in (QUICK_MODELS if bench.quick else MODELS)]
-    large = [RefsOf(make_large(bench, state), state.bytes / 1e6, bench) for state in models]
+    large = [
+        RefsOf(
+            crashed(bench, "make_large", bench.scratch / name, name),
+            round(12 * PRESETS[name].model.parameter_count() / 1e6),
+            bench,
+        )
+        for name in (QUICK_MODELS if bench.quick else MODELS)
+    ]
     by_size = _measure(bench, "By size of the state, two commits", "MB of state", large)
     result = Result(tables=[by_count, by_size], figures=figures)
     for row in by_count.rows:
@@ -161,6 +198,10 @@ def ask(bench: Bench) -> Result:
     return result
 
 
+def _long(bench: Bench, commits: int) -> Path:
+    return bench.scratch / f"log-{commits}"
+
+
 def _measure(bench: Bench, title: str, axis: str, stores: list[RefsOf]) -> Table:
     table = bench.measure(title, [variant for store in stores for variant in store.variants()])
     table.axis = axis
@@ -169,36 +210,47 @@ def _measure(bench: Bench, title: str, axis: str, stores: list[RefsOf]) -> Table
     return table
 
 
-def make_long(bench: Bench, commits: int) -> Path:
-    """A store of that many commits of tiny parts."""
-    path = bench.scratch / f"log-{commits}"
-    bench.say(f"a store of {commits} commits")
-    with Store.open(path, "a", fs=Unsynced()) as store:
-        for step in range(1, commits + 1):
-            with store.begin(step) as transaction:
-                for index in range(PARTS // 2):
-                    for part in ("params", "optim"):
-                        tensors = {"w": np.full(8, step, np.float32)}
-                        transaction.stage(f"block_{index:03d}", part, tensors)
-                transaction.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+def crashed(bench: Bench, maker: str, path: Path, what: str) -> Path:
+    """A store that a process made, which then died in the middle of a commit."""
+    bench.say(f"{path.name}: a store is made")
+    words = [sys.executable, "-c", MAKER.format(maker), str(path), what]
+    done = subprocess.run(words, cwd=ROOT, check=False)
+    if done.returncode != CRASHED:
+        raise RuntimeError(f"{maker} ended with {done.returncode}, expected {CRASHED}")
     return path
 
 
-def make_large(bench: Bench, state: ModelState) -> Path:
-    """A store of two commits, the second of which keeps every object but one."""
-    path = bench.scratch / f"state-{state.bytes}"
-    with open_store(path, "a", bench.settings) as store:
-        with store.begin(1) as transaction:
-            for (shard, part), tensors in state.parts.items():
-                transaction.stage(shard, part, tensors)
-            transaction.commit()
-        state.change()
-        (shard, part), tensors = next(iter(state.parts.items()))
-        with store.begin(2) as transaction:
+def make_long(path: str, commits: str) -> None:
+    """That many commits of tiny parts, then the crash."""
+    store = Store.open(path, "a", fs=Unsynced())
+    for step in range(1, int(commits) + 2):
+        transaction = store.begin(step)
+        for index in range(PARTS // 2):
+            for part in ("params", "optim"):
+                tensors = {"w": np.full(8, step, np.float32)}
+                transaction.stage(f"block_{index:03d}", part, tensors)
+        if step <= int(commits):
+            transaction.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+    os._exit(CRASHED)
+
+
+def make_large(path: str, model: str) -> None:
+    """Two commits of a model's state, the second of which keeps all but one part, and the crash."""
+    state = make_state(model)
+    store = Store.open(path, "a")
+    with store.begin(1) as transaction:
+        for (shard, part), tensors in state.parts.items():
             transaction.stage(shard, part, tensors)
+        transaction.commit()
+    state.change()
+    (shard, part), tensors = next(iter(state.parts.items()))
+    for step in (2, 3):
+        transaction = store.begin(step)
+        transaction.stage(shard, part, tensors)
+        if step == 2:
             transaction.keep_rest()
             transaction.commit()
-    return path
+    os._exit(CRASHED)
 
 
 def log_figures(path: Path, commits: int) -> list[Figure]:
@@ -214,7 +266,8 @@ def log_figures(path: Path, commits: int) -> list[Figure]:
 QUESTION = Question(
     title="Snapshot, rewind, branch, opening, recovery",
     about="""Each is a change or an opening of a whole store, durable on return. The log is in the
-    page cache. Recovery is the opening for writing after a process committed, began another commit
-    and died. The long logs are made with syncs left out, the measured calls are not.""",
+    page cache. Opening to read and recovery start from what a process left that died in the middle
+    of its next commit, its last segment as long as its commits make it; opening to write follows a
+    clean close. The long logs are made with syncs left out, the measured calls are not.""",
     ask=ask,
 )
