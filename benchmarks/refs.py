@@ -73,7 +73,7 @@ class RefsOf:
         self._bench = bench
         self._number = 0
         self._store: Store | None = None
-        self._image = path.with_suffix(".image")
+        self._image = path.parent / f"{path.name}.image"
         for name in self._changing():
             _copy(path / name, self._image / name)
 
