@@ -1,77 +1,73 @@
-"""How long a command takes as a whole process, beside a bare interpreter in the same run.
-
-    python -m benchmarks.startup [--commits 1000] [--parts 2] [--runs 15]
-
-Makes a store of that many commits, then runs `shardstore info`, `shardstore log -n 20`, the import
-of the package, and `python -c pass` in turn, and prints medians in milliseconds. Expected of
-`info` on 1,000 commits: under 150 ms on a quiet machine.
-"""
+"""How long a command takes as a whole process, beside a bare interpreter in the same rounds."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.frame.question import Bench, Question
+from benchmarks.frame.result import Claim, Result
+from benchmarks.frame.rounds import Variant
 from shardstore import Store
 
 COMMAND = "from shardstore.cli.main import main; main()"
+COMMITS = 1000
+QUICK_COMMITS = 20
+BARE = "python -c pass"
 
 
-def make_store(path: Path, commits: int, parts: int) -> None:
+def make_store(path: Path, commits: int) -> None:
     """Small tensors: what is measured is the log."""
     with Store.open(path, "a") as store:
         for step in range(1, commits + 1):
             with store.begin(step) as txn:
-                for index in range(parts // 2):
-                    for part in ("params", "optim"):
-                        txn.stage(f"block_{index:03d}", part, {"w": np.full(8, step, np.float32)})
+                for part in ("params", "optim"):
+                    txn.stage("block_000", part, {"w": np.full(8, step, np.float32)})
                 txn.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
 
 
-def measure(calls: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Median milliseconds of each call, interleaved."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    with tempfile.TemporaryDirectory() as cache:
-        # Byte code is cached, as in every installation; the first round only fills the cache.
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        for round_number in range(runs + 1):
-            for name, words in calls.items():
-                command = [sys.executable, *words]
-                began = time.perf_counter()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-                if round_number:
-                    seconds[name].append(time.perf_counter() - began)
-    return {name: 1000 * statistics.median(times) for name, times in seconds.items()}
+def ask(bench: Bench) -> Result:
+    store = bench.scratch / "run"
+    make_store(store, QUICK_COMMITS if bench.quick else COMMITS)
+    # Byte code is cached, as in every installation; the round that is thrown away fills the cache.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bench.scratch / "byte-code")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    calls = {
+        BARE: ["-c", "pass"],
+        "import shardstore.store": ["-c", "import shardstore.store"],
+        "shardstore --help": ["-c", COMMAND, "--help"],
+        "shardstore info": ["-c", COMMAND, "info", str(store), "--json"],
+        "shardstore log -n 20": ["-c", COMMAND, "log", str(store), "-n", "20"],
+    }
+    variants = [
+        Variant(name=name, kind="reference" if name == BARE else "ours",
+                act=partial(_call, [sys.executable, *words], environment))
+        for name, words in calls.items()
+    ]  # fmt: skip
+    table = bench.measure("Whole processes", variants)
+    info = table.row("shardstore info")
+    claim = Claim(
+        text=f"`shardstore info` on {COMMITS:,} commits, whole process",
+        value=1000 * info.seconds,
+        unit="ms",
+        at_most=150,
+        noisy=info.noisy,
+    )
+    return Result(tables=[table], claims=[claim])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--commits", type=int, default=1000)
-    parser.add_argument("--parts", type=int, default=2)
-    parser.add_argument("--runs", type=int, default=15)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        store = Path(directory) / "run"
-        make_store(store, options.commits, options.parts)
-        calls = {
-            "python -c pass": ["-c", "pass"],
-            "import shardstore.store": ["-c", "import shardstore.store"],
-            "shardstore --help": ["-c", COMMAND, "--help"],
-            "shardstore info": ["-c", COMMAND, "info", str(store), "--json"],
-            "shardstore log -n 20": ["-c", COMMAND, "log", str(store), "-n", "20"],
-        }
-        for name, milliseconds in measure(calls, options.runs).items():
-            print(f"{name:<26}{milliseconds:8.1f} ms")
+def _call(command: list[str], environment: dict[str, str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
-if __name__ == "__main__":
-    main()
+QUESTION = Question(
+    title="Commands as whole processes",
+    about=f"""A store of {COMMITS:,} commits of two small parts, its log in the page cache. From the
+    start of the interpreter to its end.""",
+    ask=ask,
+)

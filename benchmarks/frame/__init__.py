@@ -1,0 +1,1 @@
+"""What every question shares: rounds, guard, references, results, pictures, the page."""
