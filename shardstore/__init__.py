@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
+    from shardstore.pinned_view import PinnedView
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.transaction import Transaction
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Commit",
     "CorruptionError",
+    "PinnedView",
     "Ref",
     "ShardStoreError",
     "Snapshot",
@@ -39,6 +41,7 @@ __all__ = [
 
 _HOMES = {
     "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
+    "pinned_view": ("PinnedView",),
     "refs": ("Ref",),
     "store": ("Store",),
     "transaction": ("Transaction",),

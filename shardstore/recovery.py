@@ -23,6 +23,7 @@ from shardstore.format.digests import digest
 from shardstore.format.names import (
     LOCK_FILE,
     OBJECTS_DIRECTORY,
+    PINS_FILE,
     SEGMENT_TEMPORARY,
     STORE_FILE,
     WAL_DIRECTORY,
@@ -32,6 +33,7 @@ from shardstore.format.names import (
     slot_number,
 )
 from shardstore.fs.protocol import FileSystem
+from shardstore.pins import make_pins
 from shardstore.session import Session, Settings, cut_zeros_quietly
 from shardstore.slots import SlotTable
 from shardstore.wal.reader import LogView, list_segments, read_bytes, read_log
@@ -91,6 +93,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
         raise StoreExistsError(f"{root} is a store already; open it instead")
     check_creatable(fs, root)
     uuid = fs.random_bytes(16).hex()
+    make_pins(fs, root)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory not in names:
             fs.make_directory(f"{root}/{directory}")
@@ -178,6 +181,7 @@ def open_for_write(
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
     found, view = plan(fs, root, assume_power_cut=assume_power_cut)
+    make_pins(fs, root)
     _make_durable(fs, root, view)
     opening = _opening(fs, root, view)
     _trace(settings, "segment")
@@ -192,7 +196,7 @@ def open_for_write(
     session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
     session.writer = writer
     try:
-        session.slots = SlotTable(fs, root, view.state.needed())
+        session.slots = SlotTable(fs, root, view.state.needed(), session.pins)
     except OSError:
         session.close()
         raise
@@ -284,7 +288,7 @@ def check_creatable(fs: FileSystem, root: str) -> None:
     names = _names(fs, root)
     if STORE_FILE in names:
         return
-    own = {LOCK_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
+    own = {LOCK_FILE, PINS_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
     foreign = sorted(names - own)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory in names:

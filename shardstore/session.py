@@ -27,6 +27,7 @@ from shardstore.format.names import OBJECTS_DIRECTORY, slot_file
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.objects import PIECE_BYTES, ObjectReader
+from shardstore.pins import Pins
 from shardstore.slots import SlotTable
 from shardstore.wal.reader import list_segments
 from shardstore.wal.state import State
@@ -95,6 +96,7 @@ class Session:
         self.epoch = int(opening["epoch"])
         self.pool = BufferPool()
         self.objects = ObjectReader(fs, root)
+        self.pins = Pins(fs, root)
         self.lock = threading.RLock()
         self.writer: SegmentWriter | None = None
         self.slots: SlotTable | None = None
@@ -354,6 +356,7 @@ class Session:
         """Close files; the lock is the caller's to release."""
         if self.writer is not None and not self._closed:
             close_quietly(self.writer)
+        self.pins.close()
         self._closed = True
 
 

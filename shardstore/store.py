@@ -23,7 +23,6 @@ from shardstore.errors import (
     TransactionError,
     UsageError,
 )
-from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part, UndoEntry
 from shardstore.format.names import LOCK_FILE, STORE_FILE
@@ -31,6 +30,7 @@ from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
 from shardstore.locking import take_lock
+from shardstore.pinned_view import PinnedView, digest_of, pin, tensor_rows
 from shardstore.refs import Ref
 from shardstore.session import Session, Settings, Trace
 from shardstore.transaction import Transaction
@@ -40,7 +40,6 @@ from shardstore.views import (
     TensorInfo,
     commit_view,
     snapshot_view,
-    tensor_view,
 )
 
 Mode = Literal["r", "r+", "a"]
@@ -225,20 +224,11 @@ class Store:
     def tensors(self, ref: Ref | str = Ref.head) -> list[TensorInfo]:
         """Every tensor of a commit, from the verified objects, sorted by name."""
         commit = self._find(ref)
-        rows: list[TensorInfo] = []
-        for (shard, part), reference in sorted(commit.manifest.items()):
-            header = self._session.read_header((shard, part), reference, commit)
-            for entry, digest in zip(header.layout.tensors, header.digests, strict=True):
-                rows.append(tensor_view(shard, part, entry, digest))
-        return sorted(rows, key=lambda row: (row.shard, row.part, row.tensor))
+        return tensor_rows(self._session, commit, commit)
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
         """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
-        rows: list[StateRow] = [
-            (row.shard, row.part, row.tensor, row.dtype, row.shape, row.digest)
-            for row in self.tensors(ref)
-        ]
-        return state_digest(rows)
+        return digest_of(self.tensors(ref))
 
     # ------------------------------------------------------------------ reading and writing
 
@@ -260,6 +250,16 @@ class Store:
             )
         caller = Buffer.wrap(into, reference.size) if into is not None else None
         return self._track(*self._session.read_object((shard, part), reference, commit, caller))
+
+    def pin(self, ref: Ref | str = Ref.head) -> PinnedView:
+        """Hold a commit for reading: every read of the view comes from it, whatever a writer, in
+        this process or another, does meanwhile. The ref is looked up on the log as it is now."""
+        return pin(self._session, ref, self._track)
+
+    def pinned_slots(self) -> set[int]:
+        """Slots that readers, here or elsewhere, pin now; the kernel does not say who they are."""
+        self._session.check_open()
+        return self._session.pins.all_pinned()
 
     def size_of(self, shard: str, part: str, at: Ref | str = Ref.head) -> int:
         """Bytes of the object that holds a part, what `load(into=...)` needs."""

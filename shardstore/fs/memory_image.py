@@ -2,8 +2,9 @@
 
 Contract: every mutating operation is logged and can be the one at which the process dies
 (`crash_at`); `clone` copies everything cheaply, `kill` gives what the death of the process leaves
-(all that was written, no locks or pins), `power_cuts` what a power cut may leave (`crash_states` lists the
-rules). Clock, random bytes, process and boot ids are counters. `memory` adds the operations.
+(all that was written, no locks or pins), `power_cuts` what a power cut may leave (`crash_states`
+lists the rules). Clock, random bytes, process and boot ids are counters. `memory` adds the
+operations.
 """
 
 from __future__ import annotations
@@ -43,7 +44,12 @@ class CrashableState:
     `kill` and `power_cuts` go on from it; closing files and releasing locks then do nothing."""
 
     def __init__(
-        self, *, capacity_bytes: int = 1 << 30, direct: bool = True, pins: bool = True, seed: int = 0
+        self,
+        *,
+        capacity_bytes: int = 1 << 30,
+        direct: bool = True,
+        pins: bool = True,
+        seed: int = 0,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.supports_direct = direct

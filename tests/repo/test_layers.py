@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
     frozenset({"loaded", "session", "views"}),
-    frozenset({"snapshot", "transaction", "recovery"}),
+    frozenset({"snapshot", "transaction", "recovery", "pinned_view"}),
     frozenset({"store"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy"}),
     frozenset({"", "torch"}),
