@@ -36,6 +36,7 @@ from shardstore.fs.protocol import FileSystem
 from shardstore.pins import make_pins
 from shardstore.session import Session, Settings, cut_zeros_quietly
 from shardstore.slots import SlotTable
+from shardstore.wal.follower import LogFollower
 from shardstore.wal.reader import LogView, list_segments, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
@@ -213,7 +214,7 @@ def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
     session = Session(
         fs, root, uuid=uuid, state=view.state, settings=settings, opening=view.opening
     )
-    session.refresh = lambda: read_log(fs, root, uuid=uuid).state
+    session.refresh = LogFollower(fs, root, uuid, view).state
     return session
 
 
