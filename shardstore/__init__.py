@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardstore.context import Settings
     from shardstore.errors import CorruptionError, ShardStoreError, UnavailableError, UsageError
     from shardstore.format.policy import Best, Retention
+    from shardstore.pinned_view import PinnedView
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.ticket import Ticket
@@ -33,6 +34,7 @@ __all__ = [
     "Commit",
     "CorruptionError",
     "ObjectInfo",
+    "PinnedView",
     "Ref",
     "Retention",
     "Settings",
@@ -50,6 +52,7 @@ _HOMES = {
     "errors": ("CorruptionError", "ShardStoreError", "UnavailableError", "UsageError"),
     "context": ("Settings",),
     "format.policy": ("Best", "Retention"),
+    "pinned_view": ("PinnedView",),
     "refs": ("Ref",),
     "store": ("Store",),
     "ticket": ("Ticket",),

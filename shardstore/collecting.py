@@ -34,7 +34,7 @@ def preview(session: Session, *, everything: bool) -> Collected:
     """What `collect` would do. Reads only."""
     after, gone = _after(session.state)
     try:
-        slots = SlotTable(session.fs, session.root, after.needed())
+        slots = SlotTable(session.fs, session.root, after.needed(), session.pins)
     except OSError as error:
         raise session.storage_error("listing the object files", error) from error
     return _report(slots, slots.excess(_spare(after, everything)), gone)

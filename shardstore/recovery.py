@@ -25,6 +25,7 @@ from shardstore.format.digests import digest
 from shardstore.format.names import (
     LOCK_FILE,
     OBJECTS_DIRECTORY,
+    PINS_FILE,
     RAW,
     SEGMENT_TEMPORARY,
     STORE_FILE,
@@ -36,8 +37,10 @@ from shardstore.format.names import (
 )
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
+from shardstore.pins import make_pins
 from shardstore.session import Session
 from shardstore.slots import SlotTable
+from shardstore.wal.follower import LogFollower
 from shardstore.wal.reader import LogView, durable_state, list_segments, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
@@ -95,6 +98,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
         raise StoreExistsError(f"{root} is a store already; open it instead")
     check_creatable(fs, root)
     uuid = fs.random_bytes(16).hex()
+    make_pins(fs, root)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory not in names:
             fs.make_directory(f"{root}/{directory}")
@@ -182,6 +186,7 @@ def open_for_write(
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
     found, view = plan(fs, root, assume_power_cut=assume_power_cut)
+    make_pins(fs, root)
     _make_durable(fs, root, view)
     opening = _opening(fs, root, view)
     _trace(settings, "segment")
@@ -193,13 +198,14 @@ def open_for_write(
         opening=opening,
         prewrite=settings.prewrite_bytes,
     )
+    session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
     try:
-        slots = SlotTable(fs, root, view.state.needed())
+        slots = SlotTable(fs, root, view.state.needed(), session.pins)
     except OSError:
         close_quietly(writer)
+        session.close()
         raise
     slots.unlink_odd()
-    session = Session(fs, root, uuid=uuid, state=view.state, settings=settings, opening=opening)
     session.start_writing(writer, slots)
     cut_zeros_quietly(fs, root, view.segment.index)
     return session, found
@@ -217,20 +223,10 @@ def reading_session(
 ) -> Session:
     """A session that reads, from a log that was just read."""
     session = Session(
-        fs,
-        root,
-        uuid=uuid,
-        state=view.state,
-        settings=settings,
-        opening=view.opening,
-        durable=durable_state(view, root),
+        fs, root, uuid=uuid, state=view.state, settings=settings, opening=view.opening
     )
-
-    def refresh() -> tuple[State, State]:
-        newer = read_log(fs, root, uuid=uuid)
-        return newer.state, durable_state(newer, root)
-
-    session.refresh = refresh
+    session.read_durable = lambda: durable_state(read_log(fs, root, uuid=uuid), root)
+    session.refresh = LogFollower(fs, root, uuid, view).state
     return session
 
 
@@ -318,7 +314,7 @@ def check_creatable(fs: FileSystem, root: str) -> None:
     names = _names(fs, root)
     if STORE_FILE in names:
         return
-    own = {LOCK_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
+    own = {LOCK_FILE, PINS_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
     foreign = sorted(names - own)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory in names:

@@ -26,6 +26,7 @@ from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache, default_budget_bytes
 from shardstore.objects import ObjectReader
+from shardstore.pins import Pins
 from shardstore.pipeline import Pipeline
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject
@@ -58,7 +59,6 @@ class Session:
         state: State,
         settings: Settings,
         opening: Mapping[str, Any],
-        durable: State | None = None,
     ) -> None:
         self.context = Context(fs, root, uuid=uuid, epoch=int(opening["epoch"]), settings=settings)
         self.fs = fs
@@ -78,9 +78,12 @@ class Session:
         self.pool = BufferPool(budget)
         self.cache = HostCache(self.pool, budget)
         self.objects = ObjectReader(fs, root, self.context.workers, settings.piece_bytes)
-        self.refresh: Callable[[], tuple[State, State]] | None = None
-        """Re-reads the log: the state, and what of it is durable; only in sessions that read."""
-        self._seen, self._seen_durable = state, durable or state
+        self.pins = Pins(fs, root)
+        self.refresh: Callable[[], State] | None = None
+        """Re-reads the log."""
+        self.read_durable: Callable[[], State] | None = None
+        """Re-reads what of the log survives a power cut. Both only in sessions that read."""
+        self._seen = state
         self._slots: SlotTable | None = None
         self._staging: Staging | None = None
         self._pipeline: Pipeline | None = None
@@ -140,7 +143,16 @@ class Session:
     @property
     def durable_state(self) -> State:
         """What survives a power cut."""
-        return self._seen_durable if self._pipeline is None else self._pipeline.protocol.durable
+        if self._pipeline is not None:
+            return self._pipeline.protocol.durable
+        return self._look(self.read_durable)
+
+    @property
+    def durable_seq(self) -> int:
+        """The newest record that survives a power cut."""
+        if self._pipeline is not None:
+            return self._pipeline.protocol.durable.seq
+        return self._seen.durable_seq
 
     def check_writable(self) -> None:
         """Raises what stands in the way of writing: also a failure in the background, once."""
@@ -148,17 +160,17 @@ class Session:
 
     def look_again(self) -> None:
         """Take over the state that the log has now; in sessions that read."""
-        self._seen, self._seen_durable = self._read_log()
+        self._seen = self.newest_state()
 
     def newest_state(self) -> State:
         """The state as the log has it now; the writer's own is always that."""
-        return self.state if self.refresh is None else self._read_log()[0]
+        return self._look(self.refresh)
 
-    def _read_log(self) -> tuple[State, State]:
-        if self.refresh is None:
-            return self.state, self.durable_state
+    def _look(self, read: Callable[[], State] | None) -> State:
+        if read is None:
+            return self.state
         try:
-            return self.refresh()
+            return read()
         except OSError as error:
             raise self.storage_error("reading the log", error) from error
 
@@ -334,4 +346,5 @@ class Session:
             self.context.workers.close()
             if self._pipeline is not None:
                 self._pipeline.protocol.close()
+            self.pins.close()
             self.cache.clear()

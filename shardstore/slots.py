@@ -1,10 +1,11 @@
 """Slots: the files that hold objects, and which of them may be written.
 
-Invariants: a slot is handed out only while nothing needs it (rule 5); one whose creation is not
-yet synced keeps its flag until a directory sync returned, whichever transaction uses it (rule 7);
-one whose sync failed is never written again (rule 8). A number has one file, of one
-storage format: numbers are issued again after an opening only, which syncs the directory first, so
-that no crash brings a removed file back. Callers hold the context's mutex.
+Invariants: a slot is handed out only while nothing needs it (rule 5) and no reader pins it (rule
+10: asked when it is handed out, long after it was un-kept; a pinned one waits here); one whose
+creation is not yet synced keeps its flag until a directory sync returned, whichever transaction
+uses it (rule 7); one whose sync failed is never written again (rule 8). A number has one file, of
+one storage format: numbers are issued again after an opening only, which syncs the directory first,
+so that no crash brings a removed file back. Callers hold the context's mutex.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
 from shardstore.fs.protocol import FileSystem
+from shardstore.pins import Pins
 
 Kind = tuple[str, int]
 """Storage format and size of a slot's file."""
@@ -23,8 +25,9 @@ Kind = tuple[str, int]
 class SlotTable:
     """Free slots by kind. Lowest numbers first, so that the same history uses the same slots."""
 
-    def __init__(self, fs: FileSystem, root: str, needed: set[int]) -> None:
+    def __init__(self, fs: FileSystem, root: str, needed: set[int], pins: Pins) -> None:
         self._fs = fs
+        self._pins = pins
         self._root = root
         self._needed_at_opening = frozenset(needed)
         self._kinds: dict[int, Kind] = {}
@@ -54,19 +57,26 @@ class SlotTable:
         return self._kinds[slot][1]
 
     def excess(self, spare: Mapping[Kind, int]) -> list[int]:
-        """Free slots beyond the first `spare[kind]` of each kind, those with the lowest numbers."""
-        return sorted(
-            slot for kind, free in self._free.items() for slot in sorted(free)[spare.get(kind, 0) :]
-        )
+        """Free slots that nobody pins beyond the first `spare[kind]` of each kind, those with the
+        lowest numbers."""
+        found: list[int] = []
+        for kind, free in self._free.items():
+            loose = [slot for slot in sorted(free) if not self._pins.pinned((slot,))]
+            found += loose[spare.get(kind, 0) :]
+        return sorted(found)
 
     def unlink(self, slots: Iterable[int]) -> None:
-        """Remove the files of free slots. What cannot be removed stays free and is raised."""
+        """Remove the files of free slots. What is pinned stays free; so does what cannot be
+        removed, and that is raised."""
         ahead = set(slots)
         for kind, free in list(self._free.items()):
             self._free[kind] = [slot for slot in free if slot not in ahead]
             heapq.heapify(self._free[kind])
         failed: OSError | None = None
         for slot in sorted(ahead):
+            if self._pins.pinned((slot,)):
+                self._pool(slot)
+                continue
             try:
                 self._fs.unlink(f"{self._root}/{slot_file(slot, self._kinds[slot][0])}")
             except OSError as error:
@@ -80,12 +90,26 @@ class SlotTable:
 
     def reserve(self, size: int, storage_format: str) -> tuple[int, bool]:
         """A slot for an object of `size` bytes, and whether its file must be created."""
-        free = self._free.get((storage_format, size))
-        if free:
-            return heapq.heappop(free), False
+        found = self._take(self._free.get((storage_format, size), []))
+        if found is not None:
+            return found, False
         slot = self._next
         self._next += 1
         return slot, True
+
+    def _take(self, free: list[int]) -> int | None:
+        """The lowest free slot that nobody pins; the others stay."""
+        passed: list[int] = []
+        found: int | None = None
+        while free and found is None:
+            slot = heapq.heappop(free)
+            if self._pins.pinned((slot,)):
+                passed.append(slot)
+            else:
+                found = slot
+        for slot in passed:
+            heapq.heappush(free, slot)
+        return found
 
     def created(self, slot: int, size: int, storage_format: str) -> None:
         """The slot's file exists now, but its name is not durable."""

@@ -19,12 +19,12 @@ from shardstore.errors import (
     TransactionError,
     UsageError,
 )
-from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part
 from shardstore.format.names import RAW
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
+from shardstore.pinned_view import PinnedView, digest_of, pin, tensor_rows
 from shardstore.refs import Ref
 from shardstore.session import Session
 from shardstore.store_refs import RefMethods
@@ -36,7 +36,6 @@ from shardstore.views import (
     TensorInfo,
     commit_view,
     snapshot_view,
-    tensor_view,
 )
 
 Mode = Literal["r", "r+", "a"]
@@ -206,20 +205,11 @@ class Store(RefMethods):
     def tensors(self, ref: Ref | str = Ref.head) -> list[TensorInfo]:
         """Every tensor of a commit, from the verified objects, sorted by name."""
         commit = self._find(ref)
-        rows: list[TensorInfo] = []
-        for (shard, part), reference in sorted(commit.manifest.items()):
-            header = self._session.read_header((shard, part), reference, commit)
-            for entry, digest in zip(header.layout.tensors, header.digests, strict=True):
-                rows.append(tensor_view(shard, part, entry, digest))
-        return sorted(rows, key=lambda row: (row.shard, row.part, row.tensor))
+        return tensor_rows(self._session, commit, commit)
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
-        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.5)."""
-        rows: list[StateRow] = [
-            (row.shard, row.part, row.tensor, row.dtype, row.shape, row.digest)
-            for row in self.tensors(ref)
-        ]
-        return state_digest(rows)
+        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
+        return digest_of(self.tensors(ref))
 
     # ------------------------------------------------------------------ reading and writing
 
@@ -243,6 +233,16 @@ class Store(RefMethods):
         if into is not None:
             caller = Buffer.wrap(into, self._size_in_memory((shard, part), commit))
         return self._track(*self._session.read_object((shard, part), reference, commit, caller))
+
+    def pin(self, ref: Ref | str = Ref.head) -> PinnedView:
+        """Hold a commit for reading: every read of the view comes from it, whatever a writer, in
+        this process or another, does meanwhile. The ref is looked up on the log as it is now."""
+        return pin(self._session, ref, self._track)
+
+    def pinned_slots(self) -> set[int]:
+        """Slots that readers, here or elsewhere, pin now; the kernel does not say who they are."""
+        self._session.check_open()
+        return self._session.pins.all_pinned()
 
     def size_of(self, shard: str, part: str, at: Ref | str = Ref.head) -> int:
         """Bytes that a part takes in memory, what `load(into=...)` needs."""
@@ -311,7 +311,7 @@ class Store(RefMethods):
         return self._session.read_header(part, reference, commit).layout.total_bytes
 
     def _shown(self, commit: CommitInfo) -> Commit:
-        return commit_view(commit, self._session.durable_state)
+        return commit_view(commit, self._session.durable_seq)
 
     def _view(self, commit: CommitInfo | None) -> Commit | None:
         return None if commit is None else self._shown(commit)

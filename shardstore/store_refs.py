@@ -80,7 +80,7 @@ class RefMethods:
         with self._session.lock:
             self._begin_ref("rewind")
             target = refs.resolve(self._session.state, ref)
-            return commit_view(moves.rewind(self._session, target), self._session.durable_state)
+            return commit_view(moves.rewind(self._session, target), self._session.durable_seq)
 
     def undo(self) -> UndoEntry:
         """Revert the newest rewind, switch or deletion not yet undone (of the last three)."""

@@ -33,4 +33,4 @@ class Ticket:
             self._session.pipeline.told(self._change.error)
             raise self._change.error
         assert self._change.commit is not None
-        return commit_view(self._change.commit, self._session.durable_state)
+        return commit_view(self._change.commit, self._session.durable_seq)

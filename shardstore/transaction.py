@@ -193,7 +193,7 @@ class Transaction:
                 raise
             self._end()
             assert change.commit is not None
-            return commit_view(change.commit, session.durable_state)
+            return commit_view(change.commit, session.durable_seq)
 
     def commit_async(
         self,

@@ -75,13 +75,13 @@ class ObjectInfo:
     bytes: int
 
 
-def commit_view(commit: CommitInfo, durable: State) -> Commit:
+def commit_view(commit: CommitInfo, durable_seq: int) -> Commit:
     """A copy: changing its metadata must not change the store's state."""
     return Commit(
         seq=commit.seq,
         step=commit.step,
         branch=commit.branch,
-        durable=commit.seq <= durable.seq,
+        durable=commit.seq <= durable_seq,
         time=commit.time,
         id=commit.chain,
         metadata=copy.deepcopy(commit.metadata),

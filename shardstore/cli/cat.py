@@ -40,7 +40,11 @@ def cat(path: str, shard: str, part: str, tensor: str, ref: Ref, raw: bool, as_j
         raise UsageError("--raw and --json exclude each other")
     if raw and sys.stdout.isatty():
         raise UsageError("--raw writes bytes: send them to a file or another command")
-    with Store.open(path) as store, store.load(shard, part, at=ref) as loaded:
+    with (
+        Store.open(path) as store,
+        store.pin(ref) as view,
+        view.load(shard, part) as loaded,
+    ):
         if tensor not in loaded.names:
             raise PartNotFoundError(
                 f"shard {shard!r} part {part!r} has no tensor {tensor!r}, only "

@@ -20,8 +20,8 @@ def ls(path: str, ref: Ref, as_json: bool) -> None:
     The digest is xxh3_128 of the tensor's little-endian bytes in C order; dtypes have safetensors'
     names.
     """
-    with Store.open(path) as store:
-        commit = store.commit_of(ref)
+    with Store.open(path) as store, store.pin(ref) as view:
+        commit = view.commit
         rows = [
             {
                 "shard": row.shard,
@@ -31,7 +31,7 @@ def ls(path: str, ref: Ref, as_json: bool) -> None:
                 "shape": list(row.shape),
                 "digest": row.digest,
             }
-            for row in store.tensors(ref)
+            for row in view.tensors()
         ]
     if as_json:
         echo_json(rows)

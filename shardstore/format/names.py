@@ -11,6 +11,7 @@ from shardstore.errors import InvalidNameError
 
 STORE_FILE = "STORE"
 LOCK_FILE = "LOCK"
+PINS_FILE = "PINS"
 WAL_DIRECTORY = "wal"
 OBJECTS_DIRECTORY = "objects"
 SEGMENT_TEMPORARY = "tmp"

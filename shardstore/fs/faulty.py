@@ -13,14 +13,14 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NoReturn, TypeVar
 
 from shardstore.fs.memory import MemoryFile
 from shardstore.fs.memory_image import Operation
-from shardstore.fs.protocol import Bytes, File, FileStat, FileSystem, Lock, OpenMode
+from shardstore.fs.protocol import Bytes, File, FileStat, FileSystem, Lock, OpenMode, PinFile
 
 _ALIGNMENT = 4096
 _SKIPPABLE = (
@@ -118,6 +118,34 @@ class FaultyLock:
 
     def release(self) -> None:
         self._owner.perform(Operation("release", self._path), self._inner.release)
+
+
+class FaultyPinFile:
+    """See `protocol.PinFile`."""
+
+    def __init__(self, owner: FaultyFileSystem, inner: PinFile, path: str) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._path = path
+
+    def pin(self, slots: Iterable[int]) -> bool:
+        numbers = tuple(slots)
+        return self._owner.perform(self._named("pin", *numbers), lambda: self._inner.pin(numbers))
+
+    def unpin(self, slots: Iterable[int]) -> None:
+        numbers = tuple(slots)
+        self._owner.perform(self._named("unpin", *numbers), lambda: self._inner.unpin(numbers))
+
+    def pinned(self, slots: Iterable[int]) -> set[int]:
+        numbers = tuple(slots)
+        operation = self._named("pinned", *numbers)
+        return self._owner.perform(operation, lambda: self._inner.pinned(numbers))
+
+    def close(self) -> None:
+        self._owner.perform(self._named("close_pins"), self._inner.close)
+
+    def _named(self, op: str, *slots: int) -> Operation:
+        return Operation(op, self._path, slots)
 
 
 class FaultyFileSystem:
@@ -282,6 +310,14 @@ class FaultyFileSystem:
             lambda lock: lock.release(),
         )
         return FaultyLock(self, lock, path)
+
+    def open_pins(self, path: str) -> FaultyPinFile:
+        pins = self.perform(
+            Operation("open_pins", path),
+            lambda: self.inner.open_pins(path),
+            lambda pins: pins.close(),
+        )
+        return FaultyPinFile(self, pins, path)
 
     def free_bytes(self, path: str) -> int:
         return self.perform(Operation("free_bytes", path), lambda: self.inner.free_bytes(path))

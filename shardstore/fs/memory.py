@@ -28,6 +28,7 @@ from shardstore.fs.memory_nodes import (
     SizeChange,
     sync_names,
 )
+from shardstore.fs.memory_pins import MemoryPinFile
 from shardstore.fs.protocol import Bytes, FileStat, LockHeld, OpenMode
 
 __all__ = ["CrashPoint", "MemoryFile", "MemoryFileSystem", "MemoryLock", "Operation"]
@@ -336,6 +337,16 @@ class MemoryFileSystem(CrashableState):
                 self._nodes[inode] = FileNode(text, text, is_lock=True)
                 taken = self._locks[inode] = MemoryLock(self, inode, path)
             return taken
+
+    def open_pins(self, path: str) -> MemoryPinFile:
+        with self._mutex:
+            self.check_alive()
+            inode = self._resolve(path)
+            if isinstance(self._nodes[inode], DirectoryNode):
+                _fail(errno.EISDIR, path)
+            file = MemoryPinFile(self, path)
+            self._pins[file] = (inode, frozenset())
+        return file
 
     def free_bytes(self, path: str) -> int:
         with self._mutex:

@@ -2,8 +2,9 @@
 
 Contract: every mutating operation is logged and can be the one at which the process dies
 (`crash_at`); `clone` copies everything cheaply, `kill` gives what the death of the process leaves
-(all that was written, no locks), `power_cuts` what a power cut may leave (`crash_states` lists the
-rules). Clock, random bytes, process and boot ids are counters. `memory` adds the operations.
+(all that was written, no locks or pins), `power_cuts` what a power cut may leave (`crash_states`
+lists the rules). Clock, random bytes, process and boot ids are counters. `memory` adds the
+operations.
 """
 
 from __future__ import annotations
@@ -43,10 +44,16 @@ class CrashableState:
     `kill` and `power_cuts` go on from it; closing files and releasing locks then do nothing."""
 
     def __init__(
-        self, *, capacity_bytes: int = 1 << 30, direct: bool = True, seed: int = 0
+        self,
+        *,
+        capacity_bytes: int = 1 << 30,
+        direct: bool = True,
+        pins: bool = True,
+        seed: int = 0,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.supports_direct = direct
+        self.supports_pins = pins
         self._seed = seed
         self._nodes: dict[int, Node] = {ROOT: DirectoryNode({}, {})}
         self._names: tuple[NameEffect, ...] = ()
@@ -55,6 +62,8 @@ class CrashableState:
         self._boot_unused = True
         self._process_id = _FIRST_PROCESS
         self._locks: dict[int, object] = {}
+        self._pins: dict[object, tuple[int, frozenset[int]]] = {}
+        """Open pin file -> inode and slots."""
         self._start()
 
     def _start(self) -> None:
@@ -73,11 +82,12 @@ class CrashableState:
     # Crashes and copies
 
     def clone(self) -> Self:
-        """An independent copy, locks included; log, crash point and hook start afresh."""
+        """An independent copy, locks and pins included; log, crash point and hook start afresh."""
         with self._mutex:
             twin = copy.copy(self)
             twin._nodes = dict(self._nodes)
             twin._locks = dict(self._locks)
+            twin._pins = dict(self._pins)
         twin._start()
         return twin
 
@@ -85,6 +95,7 @@ class CrashableState:
         """What the death of the process leaves: everything written, synced or not; no locks."""
         twin = self.clone()
         twin._locks = {}
+        twin._pins = {}
         twin._process_id += 1
         known = {effect.inode for effect in twin._names}
         for node in self._nodes.values():
@@ -124,6 +135,7 @@ class CrashableState:
         image._nodes = nodes
         image._names = ()
         image._locks = {}
+        image._pins = {}
         image._boot += 1
         image._boot_unused = True
         image._start()
@@ -182,6 +194,28 @@ class CrashableState:
     def _tick(self) -> int:
         self._sequence += 1
         return self._sequence
+
+    # Pins
+
+    def pins_of(self, holder: object) -> frozenset[int] | None:
+        with self._mutex:
+            self.check_alive()
+            return self._pins.get(holder, (0, None))[1]
+
+    def set_pins(self, holder: object, slots: frozenset[int] | None) -> bool:
+        with self._mutex:
+            if self.crashed or slots is None:
+                self._pins.pop(holder, None)
+                return False
+            allowed = slots if self.supports_pins else frozenset()
+            self._pins[holder] = (self._pins[holder][0], allowed)
+            return self.supports_pins
+
+    def pins_beside(self, holder: object) -> set[int]:
+        with self._mutex:
+            inode = self._pins[holder][0]
+            others = [held for file, held in self._pins.items() if file is not holder]
+            return {slot for at, slots in others if at == inode for slot in slots}
 
     # Facts about the host
 

@@ -1,4 +1,4 @@
-"""The file system of POSIX systems: the only module that calls the operating system.
+"""The file system of POSIX systems: with `posix_pins` all that calls the operating system.
 
 Contract: `protocol`, on Linux with direct I/O, kernel locks tied to the open file description and
 renames that refuse to replace; each of these falls back where the system lacks it. With
@@ -9,7 +9,7 @@ Fall-backs: buffered transfers for direct ones; flock for open-file-description 
 to the open file and die with its last descriptor); link, sync and unlink for renaming without
 replacing, and where hard links are refused a check before a plain rename, which the store's own
 lock has to protect; a boot id derived from the time of boot, which can only make one boot look like
-two. Interrupted system calls are repeated by Python itself.
+two; no pins at all. Interrupted system calls are repeated by Python itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
+from shardstore.fs.posix_pins import PosixPinFile
+from shardstore.fs.posix_pins import named as _named
 from shardstore.fs.protocol import Bytes, FileStat, LockHeld, OpenMode
 
 try:
@@ -49,17 +50,6 @@ _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EPERM})
 _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
-
-
-@contextmanager
-def _named(path: str) -> Generator[None]:
-    """Calls on descriptors raise errors that name no file; the protocol promises one."""
-    try:
-        yield
-    except OSError as failure:
-        if failure.filename is None:
-            failure.filename = path
-        raise
 
 
 def _full_sync(descriptor: int) -> None:
@@ -321,6 +311,9 @@ class PosixFileSystem:
         except BaseException:
             os.close(descriptor)
             raise
+
+    def open_pins(self, path: str) -> PosixPinFile:
+        return PosixPinFile(path, portable=self.portable)
 
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)

@@ -8,6 +8,7 @@ after the matching sync: `File.datasync` for bytes and size, `FileSystem.sync_di
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -66,6 +67,26 @@ class LockHeld(Exception):
         self.holder = holder
 
 
+class PinFile(Protocol):
+    """A file opened for pinning: byte n stands for slot n, a shared lock on it for a reader.
+
+    Locks belong to this open file: they go away with `close` or with the process, are not shared
+    with forked children, and another open of the same file, in this process or any other, sees
+    them. Nothing here waits or writes. Any thread may call.
+    """
+
+    def pin(self, slots: Iterable[int]) -> bool:
+        """Lock these beside what is locked already; False, and nothing is held, where no such
+        lock can be had (the system or the file system has none, or has run out of them)."""
+
+    def unpin(self, slots: Iterable[int]) -> None: ...
+
+    def pinned(self, slots: Iterable[int]) -> set[int]:
+        """Those of the slots that another open of the file pins; none where nobody can."""
+
+    def close(self) -> None: ...
+
+
 class FileSystem(Protocol):
     """One file system and the few facts about its host that the store needs."""
 
@@ -98,6 +119,10 @@ class FileSystem(Protocol):
         """Create `path` if needed and take its exclusive lock without waiting, then write `owner`
         into it for others to read; raises `LockHeld`. The lock is the kernel's: it dies with its
         process and is not shared with forked children."""
+
+    def open_pins(self, path: str) -> PinFile:
+        """Open an existing file for pinning; reading it is enough, so that a mount which allows no
+        more will do."""
 
     def free_bytes(self, path: str) -> int: ...
 

@@ -2,8 +2,8 @@
 
 Quick: STORE, the log with every frame and what links the segments, and of each needed object file,
 size, header and labels. Deep: every byte of every needed object too. Unfinished work that the next
-opening for writing sorts out is a note, not damage. A writer may be at work meanwhile: objects that
-it freed while they were being checked are left out.
+opening for writing sorts out is a note, not damage. A writer may be at work meanwhile: what is
+checked is pinned, and objects that it had freed before that are left out.
 
 Neighbours: `scan` reads a segment past its damage, `log_check` the log, `object_check` an object.
 `recovery` repairs; nothing here does.
@@ -23,6 +23,7 @@ from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadab
 from shardstore.fsck.log_check import LogCheck, check_log
 from shardstore.fsck.object_check import ObjectChecker
 from shardstore.fsck.wanted import wanted_objects
+from shardstore.pins import Pins
 from shardstore.recovery import read_store_file
 from shardstore.wal.reader import read_log
 
@@ -66,11 +67,13 @@ def fsck(
         uuid = read_store_file(fs, root)
     except CorruptionError as error:
         report.findings.append(from_error(error, advice="restore STORE from a copy of the store"))
+    pins = Pins(fs, root)
     try:
         log = check_log(fs, root, uuid)
         report.findings += log.findings
         report.segments, report.records = log.segments, log.records
         if log.state is not None:
+            pins.hold(log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)
             _note_unneeded(fs, root, log.state.needed(), report)
     except OSError as error:
@@ -78,6 +81,8 @@ def fsck(
             f"checking store {root} failed on {error.filename or root}: {error.strerror}",
             errno=error.errno,
         ) from error
+    finally:
+        pins.close()
     return report
 
 

@@ -167,7 +167,7 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
     for record in records:
         kept = state.commits.get(record.seq)
         if kept is not None and record.body["type"] == "commit":
-            _check_manifest(kept, record, root)
+            check_manifest(kept, record, root)
     return state
 
 
@@ -193,7 +193,7 @@ def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
     frame = parse_frame(data, 0)
     if isinstance(frame, BadFrame):
         raise _corruption(path, frame)
-    header = _decode(path, frame)
+    header = decode(path, frame)
     if frame.magic != HEADER_MAGIC or header.get("index") != index:
         raise CorruptionError("not this segment's header", file=path, offset=0)
     salt, chain = str(header["salt"]), frame.predecessor
@@ -204,7 +204,7 @@ def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
         found = parse_frame(data, offset)
         if isinstance(found, Frame):
             found = _expected(found, salt, chain)
-        body = _decode(path, found) if isinstance(found, Frame) else None
+        body = decode(path, found) if isinstance(found, Frame) else None
         if isinstance(found, BadFrame) or body is None or body.get("seq") != seq:
             bad = found if isinstance(found, BadFrame) else _wrong(found, "sequence", seq)
             torn = _end_of_log(path, data, bad, salt=salt, seq=seq)
@@ -233,7 +233,7 @@ def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
     )
 
 
-def _check_manifest(commit: CommitInfo, record: LogRecord, root: str) -> None:
+def check_manifest(commit: CommitInfo, record: LogRecord, root: str) -> None:
     """What survives the fold must add up; what is un-kept again is not asked."""
     expected, found = record.body["manifest_digest"], manifest_digest(commit.manifest)
     if found != expected:
@@ -272,7 +272,8 @@ def _end_of_log(path: str, data: bytes, bad: BadFrame, *, salt: str, seq: int) -
     return verdict
 
 
-def _decode(path: str, frame: Frame) -> dict[str, Any]:
+def decode(path: str, frame: Frame) -> dict[str, Any]:
+    """A frame's record."""
     try:
         value = json.loads(frame.record)
     except ValueError as error:

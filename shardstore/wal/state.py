@@ -49,6 +49,8 @@ class State:
     snapshot_slots: Counter[int] = field(default_factory=Counter)
     seq: int = 0
     """Of the newest record that was applied."""
+    durable_seq: int = 0
+    """Of the newest one that says that all before it was synced."""
     retention: Retention = DEFAULT
 
     @property
@@ -71,6 +73,7 @@ class State:
             lines=dict(self.lines),
             snapshot_slots=Counter(self.snapshot_slots),
             seq=self.seq,
+            durable_seq=self.durable_seq,
             retention=self.retention,
         )
 
@@ -107,6 +110,8 @@ class State:
         else:
             raise FoldError(f"record {record['seq']} has the unknown type {kind!r}")
         self.seq = int(record["seq"])
+        if record.get("durable"):
+            self.durable_seq = self.seq
 
     def _commit(self, record: Record, chain: str) -> None:
         seq, branch = int(record["seq"]), str(record["branch"])

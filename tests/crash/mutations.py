@@ -20,6 +20,7 @@ from tests.crash import patches
 from tests.crash.crashes import Depth, Profile
 from tests.crash.explorer import Explorer
 from tests.crash.scenarios import SCENARIOS
+from tests.crash.turns import render_pins
 from tests.crash.world import Mutate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ordering.md"
@@ -272,10 +273,6 @@ NOT_YET = (
         "at opening: sync of wal/ before the new segment is made",
         "the sync after its rename covers the same names before anything depends on them",
     ),
-    (
-        "un-keep before testing pins; lock before the kept check, on the log",
-        "readers have no pins yet",
-    ),
     ("compress: each sync and order", "segments are not compressed yet"),
 )
 
@@ -318,6 +315,7 @@ def render() -> str:
         lines.append(
             f"| {mutation.rule} | {mutation.name} | {mutation.scenario} | {shown or 'no crash'} |"
         )
+    lines += ["", *render_pins()]
     lines += ["", "Lines that do not apply yet:", "", "| line | why |", "|---|---|"]
     lines += [f"| {line} | {reason} |" for line, reason in NOT_YET]
     return "\n".join(lines) + "\n"

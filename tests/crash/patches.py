@@ -8,16 +8,18 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from shardstore import collecting, recovery, snapshot
+from shardstore import collecting, pinned_view, recovery, snapshot
 from shardstore.commit_protocol import CommitProtocol
 from shardstore.context import Context
 from shardstore.format.names import STORE_FILE, segment_file
 from shardstore.fs.protocol import FileSystem
+from shardstore.pins import Pins
 from shardstore.ref_records import publish
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.transaction import Transaction
 from shardstore.wal.reader import LogView, read_log
+from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, SegmentWriter, make_segment, predecessor_of
 
 Patch = AbstractContextManager[object]
@@ -137,3 +139,56 @@ class _Forgiving:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+@contextmanager
+def pins_tested_before_unkeeping() -> Iterator[None]:
+    """The writer asks which slots are pinned, and only then un-keeps what it will write over."""
+    publish, early = Session.publish, set[int]()
+
+    def asked_first(self: Session, *args: Any, **kwargs: Any) -> int:
+        early.clear()
+        early.update(pinned(self.pins, range(100)))
+        return publish(self, *args, **kwargs)
+
+    pinned = Pins.pinned
+    with (
+        patch.object(Session, "publish", asked_first),
+        patch.object(Pins, "pinned", lambda _self, slots: early & set(slots)),
+    ):
+        yield
+
+
+def pins_ignored() -> Patch:
+    return patch.object(Pins, "pinned", lambda *_: set())
+
+
+@contextmanager
+def kept_check_before_lock() -> Iterator[None]:
+    """The reader looks at the log, then locks, then believes what it saw."""
+    lock, newest = pinned_view._lock, Session.newest_state
+    looks: list[State] = []
+
+    def look_and_lock(session: Session, slots: set[int]) -> object:
+        looks.append(newest(session))
+        return lock(session, slots)
+
+    with (
+        patch.object(pinned_view, "_lock", look_and_lock),
+        patch.object(Session, "newest_state", lambda s: looks.pop() if looks else newest(s)),
+    ):
+        yield
+
+
+def kept_check_behind_the_log() -> Patch:
+    """What the reader knew when it opened the store stands for anything that lags."""
+    return patch.object(Session, "newest_state", lambda session: session.state)
+
+
+@contextmanager
+def no_kept_check() -> Iterator[None]:
+    with (
+        patch.object(pinned_view, "_is_kept", lambda *_: True),
+        patch.object(pinned_view, "_same", lambda *_: True),
+    ):
+        yield

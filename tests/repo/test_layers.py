@@ -38,7 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"pipeline"}),
     frozenset({"session"}),
     frozenset({"parent", "ticket"}),
-    frozenset({"ref_records", "snapshot", "transaction", "recovery"}),
+    frozenset({"ref_records", "snapshot", "transaction", "recovery", "pinned_view"}),
     frozenset({"branches", "moves", "collecting"}),
     frozenset({"opening"}),
     frozenset({"store", "store_refs"}),
