@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.transaction import Transaction
-    from shardstore.views import Commit, Snapshot, TensorInfo
+    from shardstore.views import Commit, Snapshot, TensorInfo, UndoableChange
+    from shardstore.wear import Wear
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,7 +35,9 @@ __all__ = [
     "TensorInfo",
     "Transaction",
     "UnavailableError",
+    "UndoableChange",
     "UsageError",
+    "Wear",
 ]
 
 _HOMES = {
@@ -42,7 +45,8 @@ _HOMES = {
     "refs": ("Ref",),
     "store": ("Store",),
     "transaction": ("Transaction",),
-    "views": ("Commit", "Snapshot", "TensorInfo"),
+    "views": ("Commit", "Snapshot", "TensorInfo", "UndoableChange"),
+    "wear": ("Wear",),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

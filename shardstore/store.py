@@ -25,7 +25,7 @@ from shardstore.errors import (
 )
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
-from shardstore.format.manifest import CommitInfo, Part, UndoEntry
+from shardstore.format.manifest import CommitInfo, Part
 from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
@@ -38,9 +38,11 @@ from shardstore.views import (
     Commit,
     Snapshot,
     TensorInfo,
+    UndoableChange,
     commit_view,
     snapshot_view,
     tensor_view,
+    undoable_view,
 )
 
 Mode = Literal["r", "r+", "a"]
@@ -213,6 +215,12 @@ class Store:
         commits = self._session.state.commits
         return [commit_view(commits[seq]) for seq in sorted(commits)]
 
+    @property
+    def undoable(self) -> list[UndoableChange]:
+        """What `undo` would revert, call by call."""
+        state = self._session.state
+        return [undoable_view(entry, state) for entry in reversed(state.undo) if not entry.done]
+
     def commit_of(self, ref: Ref | str = Ref.head) -> Commit:
         """The commit that a ref stands for."""
         return commit_view(self._find(ref))
@@ -313,11 +321,12 @@ class Store:
             target = refs.resolve(self._session.state, ref)
             return commit_view(snapshot.rewind(self._session, target))
 
-    def undo(self) -> UndoEntry:
+    def undo(self) -> UndoableChange:
         """Revert the newest rewind or deletion not yet undone (of the last three)."""
         with self._session.lock:
             self._begin_ref("undo")
-            return snapshot.undo(self._session)
+            before = self._session.state
+            return undoable_view(snapshot.undo(self._session), before)
 
     # ------------------------------------------------------------------ insides
 

@@ -9,10 +9,11 @@ import base64
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from shardstore.format.layout import TensorEntry
-from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo
+from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo, UndoEntry
+from shardstore.wal.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,20 @@ class Snapshot:
     seq: int
     step: int
     time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoableChange:
+    """A rewind or a deletion that `undo` reverts."""
+
+    op: Literal["rewind", "delete"]
+    name: str
+    """The branch that was moved, or the snapshot that was deleted."""
+    record: int
+    """Sequence number of the record that made the change."""
+    seq: int
+    step: int
+    """Of the commit that undoing brings back: as the head, or as the snapshot's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +86,19 @@ def commit_view(commit: CommitInfo) -> Commit:
 
 def snapshot_view(info: SnapshotInfo) -> Snapshot:
     return Snapshot(name=info.name, seq=info.seq, step=info.step, time=info.time)
+
+
+def undoable_view(entry: UndoEntry, state: State) -> UndoableChange:
+    """Of an entry that is not undone yet."""
+    target = entry.snapshot if entry.commit is None else state.commits[entry.commit]
+    assert target is not None and not entry.done
+    return UndoableChange(
+        op=cast(Literal["rewind", "delete"], entry.op),
+        name=entry.name,
+        record=entry.seq,
+        seq=target.seq,
+        step=target.step,
+    )
 
 
 def tensor_view(shard: str, part: str, entry: TensorEntry, digest: str) -> TensorInfo:

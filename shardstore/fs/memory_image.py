@@ -47,6 +47,8 @@ class CrashableState:
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.supports_direct = direct
+        self.volatile = False
+        """Whether it says that it lives in memory; it stands for a disk unless a test says so."""
         self._seed = seed
         self._nodes: dict[int, Node] = {ROOT: DirectoryNode({}, {})}
         self._names: tuple[NameEffect, ...] = ()

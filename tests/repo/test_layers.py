@@ -24,6 +24,7 @@ from tests.repo.source_tree import (
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
+    frozenset({"wear"}),
     frozenset({"format"}),
     frozenset({"fs"}),
     frozenset({"codecs", "buffers"}),
@@ -34,6 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"snapshot", "transaction", "recovery"}),
     frozenset({"store"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy"}),
+    frozenset({"status", "compare", "probe"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),
 )
