@@ -38,7 +38,7 @@ READING = {
     "fsck": ["--deep"],
     "snapshots": [],
     "status": [],
-    "diff": ["early", "head", "--values"],
+    "diff": ["early", "head"],
     "wal": [],
 }
 
