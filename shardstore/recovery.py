@@ -96,6 +96,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     if STORE_FILE in names:
         raise StoreExistsError(f"{root} is a store already; open it instead")
     check_creatable(fs, root)
+    _trace(settings, "create")
     uuid = fs.random_bytes(16).hex()
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory not in names:

@@ -57,7 +57,8 @@ def train(settings: TrainSettings, report: Report, trace: Trace | None = None) -
         raise ConfigError("training needs --run-dir and --data-dir")
     with Run.open(settings.run_dir, write=True, create=True, trace=trace) as run:
         if run.is_empty:
-            run.initialise(settings.model(), settings.seed, lambda what: None)
+            seq = run.initialise(settings.model(), settings.seed, lambda what: None)
+            (trace or _no_trace)("acknowledged", {"step": 0, "seq": seq})
         Training(run, settings, report, trace).go_on()
 
 

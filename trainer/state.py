@@ -170,8 +170,9 @@ class Run:
         """Whether the run has no model yet."""
         return self._store.head is None
 
-    def initialise(self, model: ModelConfig, seed: int, progress: Callable[[str], None]) -> None:
-        """Commit step 0: parameters and optimizer state, one shard in memory at a time."""
+    def initialise(self, model: ModelConfig, seed: int, progress: Callable[[str], None]) -> int:
+        """Commit step 0: parameters and optimizer state, one shard in memory at a time. Returns its
+        sequence number."""
         shards = model.shard_names()
         torch.manual_seed(seed)
         with self._store.begin(0) as txn:
@@ -183,7 +184,8 @@ class Run:
                 progress(f"{shard}/{OPTIM}")
                 txn.stage(shard, OPTIM, initial_state(model, shard))
             state = TrainerState(config_hash=model.digest(), seed=seed)
-            txn.commit(metadata=metadata_of(state, model, {}, {}), blobs=rng_blobs())
+            metadata = metadata_of(state, model, {}, {})
+            return txn.commit(metadata=metadata, blobs=rng_blobs()).seq
 
     def state(self, at: str = "head") -> tuple[TrainerState, ModelConfig]:
         """The trainer state and the model of a commit; `at` as on the command line."""
