@@ -428,28 +428,8 @@ def test_a_lock_needs_a_directory_and_a_file(place: Place) -> None:
         place.fs.lock(place.root, "")
 
 
-def test_who_holds_a_lock_can_be_asked_without_taking_it(place: Place) -> None:
-    path = place.path("LOCK")
-    assert place.fs.lock_holder(path) is None
-    with pytest.raises(FileNotFoundError):
-        place.fs.stat(path)
-    lock = place.fs.lock(path, "pid 12 on här")
-    assert place.fs.lock_holder(path) == "pid 12 on här" == place.fs.lock_holder(path)
-    with pytest.raises(LockHeld):
-        place.fs.lock(path, "asking did not free it")
-    lock.release()
-    assert place.fs.lock_holder(path) is None
-    assert place.get("LOCK") == "pid 12 on här".encode()
-    second = place.fs.lock(path, "two")  # asking did not take it
-    assert place.fs.lock_holder(path) == "two"
-    second.release()
-
-
 def test_facts_about_the_host(place: Place) -> None:
     fs = place.fs
-    assert fs.in_memory(place.root) in (False, True)
-    with pytest.raises(FileNotFoundError):
-        fs.in_memory(place.path("x"))
     assert fs.free_bytes(place.root) > 0
     with pytest.raises(FileNotFoundError):
         fs.free_bytes(place.path("x"))
