@@ -20,6 +20,8 @@ from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import fsck
+from shardstore.fsck.findings import damage
+from shardstore.fsck.wanted import Wants, wanted_objects
 from shardstore.status import Status, read_status
 from shardstore.wal.reader import read_bytes, read_log
 from tests.support.stores import ROOT, commit, object_files, open_store, tree
@@ -248,6 +250,19 @@ def test_a_disk_that_refuses_is_no_healthy_store(fs: MemoryFileSystem, op: str) 
         assert not status.healthy, number
 
 
+def test_what_is_wrong_with_no_object_counts_too(
+    fs: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wants(*place: Any) -> Wants:
+        found = wanted_objects(*place)
+        found.findings.append((None, damage("the counts are wrong", WAL)))
+        return found
+
+    monkeypatch.setattr("shardstore.status.wanted_objects", wants)
+    (finding,) = look(fs).findings
+    assert "counts" in finding.what
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_writer_at_work_is_no_damage(fs: MemoryFileSystem, damaged: bool) -> None:
     """It commits between the reading of the log and that of the objects, and so writes over what
@@ -256,7 +271,9 @@ def test_a_writer_at_work_is_no_damage(fs: MemoryFileSystem, damaged: bool) -> N
         damaged_snapshot(fs)
     moved = FaultyFileSystem(fs)
     with open_store(fs) as store:
-        steps = iter(range(6, 100))
+        for step in (6, 7):  # no snapshot's: what the next commits free is written over
+            commit(store, step)
+        steps = iter(range(8, 100))
 
         def go_on(operation: Operation) -> None:
             if operation.op == "free_bytes":
@@ -265,6 +282,6 @@ def test_a_writer_at_work_is_no_damage(fs: MemoryFileSystem, damaged: bool) -> N
 
         moved.before = go_on
         status = look(moved)
-        assert next(steps) == 10 and status.writer is not None
+        assert next(steps) == 12 and status.writer is not None
         assert status.healthy == (not damaged)
         assert all("early" in finding.snapshots for finding in status.findings)

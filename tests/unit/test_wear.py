@@ -89,6 +89,7 @@ def test_the_pace_leaves_pauses_out() -> None:
     assert commits_per_day([]) is None and commits_per_day([5.0]) is None
     assert commits_per_day([5.0, 5.0]) is None
     assert commits_per_day([30, 0, 10, 20, 90_000]) == SECONDS_PER_DAY / 10
+    assert commits_per_day([0, 1, 4]) == SECONDS_PER_DAY / 2  # between the two gaps
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
