@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from shardstore.store import Store
     from shardstore.ticket import Ticket
     from shardstore.transaction import Transaction
-    from shardstore.views import Branch, Commit, ObjectInfo, Snapshot, TensorInfo
+    from shardstore.views import Branch, Commit, ObjectInfo, Snapshot, TensorInfo, UndoableChange
+    from shardstore.wear import Wear
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,7 +46,9 @@ __all__ = [
     "Ticket",
     "Transaction",
     "UnavailableError",
+    "UndoableChange",
     "UsageError",
+    "Wear",
 ]
 
 _HOMES = {
@@ -57,7 +60,8 @@ _HOMES = {
     "store": ("Store",),
     "ticket": ("Ticket",),
     "transaction": ("Transaction",),
-    "views": ("Branch", "Commit", "ObjectInfo", "Snapshot", "TensorInfo"),
+    "views": ("Branch", "Commit", "ObjectInfo", "Snapshot", "TensorInfo", "UndoableChange"),
+    "wear": ("Wear",),
 }
 _HOME = {name: f"shardstore.{module}" for module, names in _HOMES.items() for name in names}
 

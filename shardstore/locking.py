@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from shardstore.errors import LockedError
 from shardstore.format.names import LOCK_FILE
@@ -17,6 +18,20 @@ def holder_text(text: str) -> str:
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process"
+
+
+def holder_of(fs: FileSystem, root: str) -> dict[str, Any] | None:
+    """pid, host and since of the process that holds the store's lock, as far as it said; None
+    where nobody does. Takes no lock."""
+    text = fs.lock_holder(f"{root}/{LOCK_FILE}")
+    if text is None:
+        return None
+    try:
+        said = json.loads(text)
+    except ValueError:  # it is just writing it
+        said = None
+    known = said if isinstance(said, dict) else {}
+    return {name: known.get(name) for name in ("pid", "host", "since")}
 
 
 def take_lock(fs: FileSystem, root: str) -> Lock:

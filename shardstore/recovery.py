@@ -72,6 +72,12 @@ class Plan:
     def clean(self) -> bool:
         return not (self.torn or self.abandoned or self.unproven or self.copied)
 
+    @property
+    def needed(self) -> bool:
+        """Whether a crash left something to correct. Records whose sync is not proven alone are
+        not that: every orderly end leaves the last one so, and the next opening sees to it."""
+        return self.torn or bool(self.abandoned) or self.copied
+
     def lines(self) -> list[str]:
         """The plan in words."""
         head = "no commit yet" if self.head_seq is None else f"step {self.head_step}"
@@ -97,6 +103,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     if STORE_FILE in names:
         raise StoreExistsError(f"{root} is a store already; open it instead")
     check_creatable(fs, root)
+    _trace(settings, "create")
     uuid = fs.random_bytes(16).hex()
     make_pins(fs, root)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):

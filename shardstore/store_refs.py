@@ -7,12 +7,20 @@ stands in `snapshot`, `branches`, `moves` and `collecting`; `store` has the rest
 from __future__ import annotations
 
 from shardstore import branches, collecting, moves, refs, snapshot
-from shardstore.format.manifest import UndoEntry
 from shardstore.format.policy import Retention
 from shardstore.ref_records import publish
 from shardstore.refs import Ref
 from shardstore.session import Session
-from shardstore.views import Branch, Commit, Snapshot, branch_views, commit_view, snapshot_view
+from shardstore.views import (
+    Branch,
+    Commit,
+    Snapshot,
+    UndoableChange,
+    branch_views,
+    commit_view,
+    snapshot_view,
+    undoable_view,
+)
 
 
 class RefMethods:
@@ -82,11 +90,18 @@ class RefMethods:
             target = refs.resolve(self._session.state, ref)
             return commit_view(moves.rewind(self._session, target), self._session.durable_seq)
 
-    def undo(self) -> UndoEntry:
+    @property
+    def undoable(self) -> list[UndoableChange]:
+        """What `undo` would revert, call by call."""
+        state = self._session.state
+        return [undoable_view(entry, state) for entry in reversed(state.undo) if not entry.done]
+
+    def undo(self) -> UndoableChange:
         """Revert the newest rewind, switch or deletion not yet undone (of the last three)."""
         with self._session.lock:
             self._begin_ref("undo")
-            return moves.undo(self._session)
+            before = self._session.state
+            return undoable_view(moves.undo(self._session), before)
 
     # ------------------------------------------------------------------ space
 

@@ -9,10 +9,10 @@ import base64
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from shardstore.format.layout import TensorEntry
-from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo
+from shardstore.format.manifest import CommitInfo, Part, SnapshotInfo, UndoEntry
 from shardstore.wal.state import State
 
 
@@ -51,6 +51,23 @@ class Branch:
     seq: int | None
     step: int | None
     current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndoableChange:
+    """A rewind, a switch or a deletion that `undo` reverts."""
+
+    op: Literal["rewind", "switch", "delete"]
+    kind: Literal["branch", "snapshot"]
+    """What `name` was a name of."""
+    name: str
+    """The branch that was moved or left, or the snapshot or branch that was deleted."""
+    record: int
+    """Sequence number of the record that made the change."""
+    seq: int | None
+    step: int | None
+    """Of the commit that undoing brings back: as the head, or under the name that was deleted. None
+    for a branch without a commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +118,20 @@ def branch_views(state: State) -> list[Branch]:
         step = None if seq is None else state.commits[seq].step
         views.append(Branch(name=name, seq=seq, step=step, current=name == state.current))
     return views
+
+
+def undoable_view(entry: UndoEntry, state: State) -> UndoableChange:
+    """Of an entry that is not undone yet."""
+    assert not entry.done
+    target = entry.snapshot if entry.commit is None else state.commits[entry.commit]
+    return UndoableChange(
+        op=cast(Literal["rewind", "switch", "delete"], entry.op),
+        kind="snapshot" if entry.snapshot else "branch",
+        name=entry.name,
+        record=entry.seq,
+        seq=target.seq if target else None,
+        step=target.step if target else None,
+    )
 
 
 def tensor_view(shard: str, part: str, entry: TensorEntry, digest: str) -> TensorInfo:

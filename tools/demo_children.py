@@ -64,7 +64,8 @@ class Watch:
         """Whether the child, which announced this event and waits, is to be killed now."""
         if event["event"] == "acknowledged":
             self.acknowledged = int(event["step"])
-            self._on_step(self.acknowledged, float(event["train_loss"]))
+            if self.acknowledged:  # the initial weights have no loss
+                self._on_step(self.acknowledged, float(event["train_loss"]))
         kill = self._kill
         if kill is None or self.acknowledged != kill.step - 1 or event["event"] != kill.event:
             return False

@@ -106,6 +106,9 @@ class TrainSettings:
         bool, Help("Validate on training data when --val-data-dir is left out.")
     ] = False
     save_every: Annotated[int, Help("Take a snapshot after this many steps; 0: none.")] = 0
+    rated_tbw: Annotated[
+        float, Help("Rated endurance of the run's disk, in 10^12 bytes; 0: not known.")
+    ] = 0.0
     shuffle_train: Annotated[bool, Help("Shuffle the order of training files.")] = True
 
     def __post_init__(self) -> None:
@@ -227,7 +230,7 @@ def _check_ranges(settings: TrainSettings) -> None:
         "seed",
     )
     schedule = ("warmup_tokens", "warmup_steps", "decay_tokens", "decay_steps")
-    for name in (*counts, *schedule, "weight_decay"):
+    for name in (*counts, *schedule, "weight_decay", "rated_tbw"):
         value = getattr(settings, name)
         if not (value >= 0 and math.isfinite(value)):
             raise ConfigError(f"{flag_of(name)} must not be negative, found {value}")

@@ -23,7 +23,7 @@ from trainer.data.validation import ValidationData
 from trainer.errors import ConfigError, DataError
 from trainer.metrics import StepLog, Timings
 from trainer.optim import AdamW
-from trainer.state import Run, Trace, TrainerState
+from trainer.state import Run, Trace, TrainerState, wear_of_step
 from trainer.stream.batch import MicroBatch
 from trainer.stream.executor import Evaluation, StepResult, StreamingExecutor
 from trainer.stream.placement import placement_for
@@ -48,7 +48,7 @@ _RECORDED_SETTINGS = (
 )
 
 Report = Callable[[str, Mapping[str, Any]], None]
-"""Told of `warning`, `resumed`, `step`, `validated` and `snapshot`, with fields."""
+"""Told of `warning`, `resumed`, `wear`, `step`, `validated` and `snapshot`, with fields."""
 
 
 def train(settings: TrainSettings, report: Report, trace: Trace | None = None) -> None:
@@ -57,7 +57,8 @@ def train(settings: TrainSettings, report: Report, trace: Trace | None = None) -
         raise ConfigError("training needs --run-dir and --data-dir")
     with Run.open(settings.run_dir, write=True, create=True, trace=trace) as run:
         if run.is_empty:
-            run.initialise(settings.model(), settings.seed, lambda what: None)
+            seq = run.initialise(settings.model(), settings.seed, lambda what: None)
+            (trace or _no_trace)("acknowledged", {"step": 0, "seq": seq})
         Training(run, settings, report, trace).go_on()
 
 
@@ -89,6 +90,7 @@ class Training:
     def go_on(self) -> None:
         """From the head's commit to `max_steps`."""
         self._resume()
+        self._report("wear", {"text": self._run.wear(self._settings.rated_tbw)})
         # A kill may have come between a commit and the snapshot that was due.
         self._snapshot_if_due()
         with StepLog(self._log_path) as log:
@@ -154,7 +156,8 @@ class Training:
                 after = self._after(tokens, applied, None)
                 self._commit(transaction, after, result, lr, None, began)
         self.state = after
-        return self._line(result, lr, validation, applied)
+        written = self._run.bytes_of(transaction.source.staged)
+        return self._line(result, lr, validation, applied, written)
 
     def _commit(
         self,
@@ -214,7 +217,12 @@ class Training:
         return found
 
     def _line(
-        self, result: StepResult, lr: float, validation: Evaluation | None, applied: bool
+        self,
+        result: StepResult,
+        lr: float,
+        validation: Evaluation | None,
+        applied: bool,
+        written: int,
     ) -> dict[str, Any]:
         seconds = self._timings.report()
         line = {
@@ -226,6 +234,7 @@ class Training:
             "tokens_seen": self.state.tokens_seen,
             "tokens_per_sec": result.tokens / seconds["step_seconds"],
             "grad_norm": result.grad_norm,
+            **wear_of_step(written, seconds["step_seconds"], self._settings.rated_tbw),
             **seconds,
             **result.residency,
         }

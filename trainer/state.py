@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from shardstore import (
     Store,
     Transaction,
     UsageError,
+    Wear,
 )
 from trainer.architecture import OPTIM, PARAMS, ModelConfig, model_from_dict
 from trainer.errors import ResumeError
@@ -90,6 +91,8 @@ class StoreSource:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
+        self.staged: list[tuple[str, str]] = []
+        """(shard, part) of what this step replaces."""
 
     @contextlib.contextmanager
     def load(self, shard: str, part: str) -> Iterator[Mapping[str, Tensor]]:
@@ -102,6 +105,7 @@ class StoreSource:
     def stage(self, checkout: Any) -> None:
         checkout.tensors = {}
         self._transaction.stage(checkout.shard, checkout.part, checkout.inner, donate=True)
+        self.staged.append((checkout.shard, checkout.part))
 
 
 class ViewSource:
@@ -179,8 +183,9 @@ class Run:
         """Whether the run has no model yet."""
         return self._store.head is None
 
-    def initialise(self, model: ModelConfig, seed: int, progress: Callable[[str], None]) -> None:
-        """Commit step 0: parameters and optimizer state, one shard in memory at a time."""
+    def initialise(self, model: ModelConfig, seed: int, progress: Callable[[str], None]) -> int:
+        """Commit step 0: parameters and optimizer state, one shard in memory at a time. Returns its
+        sequence number."""
         shards = model.shard_names()
         torch.manual_seed(seed)
         with self._store.begin(0) as txn:
@@ -192,7 +197,8 @@ class Run:
                 progress(f"{shard}/{OPTIM}")
                 txn.stage(shard, OPTIM, initial_state(model, shard))
             state = TrainerState(config_hash=model.digest(), seed=seed)
-            txn.commit(metadata=metadata_of(state, model, {}, {}), blobs=rng_blobs())
+            metadata = metadata_of(state, model, {}, {})
+            return txn.commit(metadata=metadata, blobs=rng_blobs()).seq
 
     def state(self, at: str = "head") -> tuple[TrainerState, ModelConfig]:
         """The trainer state and the model of a commit; `at` as on the command line."""
@@ -228,6 +234,19 @@ class Run:
         """Shards of a commit, for reading; `at` as on the command line."""
         return ViewSource(self._store, Ref.parse(at))
 
+    def bytes_of(self, parts: Iterable[tuple[str, str]]) -> int:
+        """Bytes of the objects that hold these parts of the head."""
+        return sum(self._store.size_of(*part) for part in parts)
+
+    def wear(self, rated_tbw: float) -> str:
+        """What training writes to the run's disk when a step replaces every part, in words; at the
+        pace of the head's step, where that is known."""
+        head = self._store.commit_of()
+        written = self.bytes_of(head.parts)
+        seconds = head.metadata.get("clock", {}).get("seconds")
+        wear = Wear.of(written, seconds) if seconds else Wear(bytes_per_commit=written)
+        return "; ".join(wear.lines(_rated_bytes(rated_tbw)))
+
     def snapshot(self) -> str:
         """Keep the head under the name of its step; the name, also where it was there before."""
         head = self._store.commit_of()
@@ -262,6 +281,16 @@ class Run:
         self._store.__exit__(kind, error, traceback)
 
 
+def wear_of_step(written: int, seconds: float, rated_tbw: float) -> dict[str, Any]:
+    """What a step that wrote so much means for the disk, for the step log."""
+    wear, rated = Wear.of(written, seconds), _rated_bytes(rated_tbw)
+    return {
+        "bytes_written": written,
+        "wear_bytes_per_day": wear.bytes_per_day,
+        "wear_years": wear.years_until(rated) if rated is not None and written else None,
+    }
+
+
 def store_exit_code(error: Exception) -> int | None:
     """The exit code of an error of the store, None for any other."""
     if isinstance(error, CorruptionError):
@@ -292,6 +321,10 @@ def rng_blobs() -> dict[str, bytes]:
     if torch.cuda.is_available():
         blobs[_RNG_CUDA] = bytes(torch.cuda.get_rng_state().numpy())
     return blobs
+
+
+def _rated_bytes(rated_tbw: float) -> float | None:
+    return rated_tbw * 1e12 if rated_tbw else None
 
 
 def _trainer_digest(commit: Commit, state_digest: str) -> str:

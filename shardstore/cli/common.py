@@ -24,11 +24,13 @@ from shardstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from shardstore.recovery import Plan
+    from rich.progress import ProgressColumn
+
     from shardstore.refs import Ref
 
 EXIT_OK = 0
 EXIT_CORRECTED = 1
+EXIT_DIFFERENT = 1
 EXIT_DAMAGE = 4
 EXIT_UNAVAILABLE = 8
 EXIT_USAGE = 16
@@ -77,6 +79,32 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
+def terabytes_option(function: Function) -> Function:
+    text = "Rated endurance of the disk, in units of 10^12 bytes written (its data sheet says)."
+    return click.option(
+        "--rated-tbw", "rated_bytes", type=click.FloatRange(min=0, min_open=True),
+        callback=_terabytes, metavar="TB", is_eager=True, help=text,
+    )(function)  # fmt: skip
+
+
+def _terabytes(_context: click.Context, _option: click.Parameter, value: float) -> float | None:
+    from shardstore.wear import TERABYTE
+
+    return None if value is None else value * TERABYTE
+
+
+def years_option(function: Function) -> Function:
+    text = "Say which durability makes the disk last that long; needs --rated-tbw."
+    kind = click.FloatRange(min=0, min_open=True)
+    return click.option("--years", type=kind, callback=_years, help=text)(function)
+
+
+def _years(context: click.Context, _option: click.Parameter, value: float) -> float | None:
+    if value is not None and context.params.get("rated_bytes") is None:
+        raise UsageError("--years needs --rated-tbw: what the disk is rated for")
+    return value
+
+
 def yes_option(function: Function) -> Function:
     return click.option("--yes", is_flag=True, help="Do it without asking.")(function)
 
@@ -93,26 +121,37 @@ def consent(what: str, *, yes: bool) -> None:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Advance]:
-    """A bar with the time left, on standard error and at a terminal only."""
+    """A bar of bytes with the time left, on standard error and at a terminal only."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
     # Asked for late: drawing is the only thing that needs it, and it costs a command's start.
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        *(TextColumn("{task.description}"), BarColumn(), DownloadColumn()),
-        *(TransferSpeedColumn(), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _bar(label, total, *columns) as advance:
+        yield advance
+
+
+@contextmanager
+def counting(label: str, total: int) -> Iterator[Advance]:
+    """A bar of things done, on standard error and at a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+    with _bar(label, total, MofNCompleteColumn(), TimeRemainingColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(label: str, total: int, *columns: ProgressColumn) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    first = (TextColumn("{task.description}"), BarColumn())
+    with Progress(*first, *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.advance(task, count)
 
@@ -134,9 +173,3 @@ def reading(path: str) -> Iterator[str]:
         raise StorageError(
             f"reading store {root} failed on {place}: {error.strerror}", errno=error.errno
         ) from error
-
-
-def needs_recovery(plan: Plan) -> bool:
-    """Whether a crash left something to correct. Records whose sync is not proven alone are not
-    that: every orderly end leaves the last one so, and the next opening for writing sees to it."""
-    return plan.torn or bool(plan.abandoned) or plan.copied

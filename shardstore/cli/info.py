@@ -119,7 +119,7 @@ def _disk_bytes(fs: FileSystem, root: str, needed: set[int]) -> dict[str, int]:
 
 
 def _recovery(view: LogView) -> dict[str, Any]:
-    """What `recover` would correct, as in `common.needs_recovery`."""
+    """What `recover` would correct, as in `recovery.Plan.needed`."""
     left = {
         "torn": view.segment.torn,
         "abandoned": [record.seq for record in view.abandoned],

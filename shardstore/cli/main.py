@@ -22,8 +22,10 @@ from shardstore.errors import ShardStoreError
 COMMANDS = {
     "init": ("shardstore.cli.init", "Create an empty store."),
     "info": ("shardstore.cli.info", "Where a store stands and how large it is."),
+    "status": ("shardstore.cli.status", "Healthy or not, who writes, and what to type next."),
     "log": ("shardstore.cli.log", "The history of commits, newest first."),
     "ls": ("shardstore.cli.ls", "The tensors of a commit."),
+    "diff": ("shardstore.cli.diff", "What changed between two commits."),
     "cat": ("shardstore.cli.cat", "One tensor: a summary, or its bytes."),
     "fsck": ("shardstore.cli.fsck", "Look for damage; changes nothing."),
     "recover": ("shardstore.cli.recover", "Finish or undo what a crash left."),
@@ -37,6 +39,7 @@ COMMANDS = {
     "gc": ("shardstore.cli.gc", "Give back the space of what is no longer kept."),
     "convert": ("shardstore.cli.convert", "Write the head's objects in another format."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
+    "bench": ("shardstore.cli.bench", "What a disk can do, and what a commit will cost there."),
 }
 
 # Short-lived and without cycles to speak of: collecting while a log is replayed only costs time.

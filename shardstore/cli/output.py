@@ -11,9 +11,12 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from shardstore.wear import Wear
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -55,8 +58,25 @@ def size_text(count: int) -> str:
     return f"{count} bytes" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
+def rate_text(bytes_per_second: float) -> str:
+    """Throughput for people, in the unit of disks."""
+    return f"{bytes_per_second / 1e9:.2f} GB/s"
+
+
 def time_text(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in its two largest units."""
+    for unit, name, below, smaller in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= unit:
+            return f"{int(seconds // unit)} {name} {int(seconds % unit // below)} {smaller}"
+    return f"{seconds:.0f} s"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -74,6 +94,12 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ]
         click.echo("  ".join(padded).rstrip())
+
+
+def wear_rows(wear: Wear, rated_bytes: float | None, years: float | None) -> list[tuple[str, str]]:
+    """For `facts`."""
+    lines = wear.lines(rated_bytes, years)
+    return [("" if number else "wear", line) for number, line in enumerate(lines)]
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> None:

@@ -11,7 +11,6 @@ from shardstore.cli.common import (
     EXIT_OK,
     command,
     json_option,
-    needs_recovery,
     path_argument,
     reading,
 )
@@ -64,4 +63,4 @@ def recover(path: str, dry_run: bool, assume_power_cut: bool, as_json: bool) -> 
 
 
 def _needed(found: Plan, assume_power_cut: bool) -> bool:
-    return needs_recovery(found) or (assume_power_cut and found.unproven > 0)
+    return found.needed or (assume_power_cut and found.unproven > 0)

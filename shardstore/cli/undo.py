@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import click
 
-from shardstore.cli.common import (
-    command,
-    consent,
-    json_option,
-    path_argument,
-    reading,
-    yes_option,
-)
+from shardstore import Store, UndoableChange
+from shardstore.cli.common import command, consent, json_option, path_argument, yes_option
 from shardstore.cli.output import echo_json
 from shardstore.errors import UsageError
-from shardstore.format.manifest import UndoEntry
-from shardstore.fs.posix import PosixFileSystem
-from shardstore.recovery import read_store_file
-from shardstore.store import Store
-from shardstore.wal.reader import read_log
-from shardstore.wal.state import State
 
 
 @command("undo", example="shardstore undo run --yes")
@@ -32,38 +20,33 @@ def undo(path: str, yes: bool, as_json: bool) -> None:
 
     What it leaves behind is kept too.
     """
-    with reading(path) as root:
-        uuid = read_store_file(PosixFileSystem(), root)
-        state = read_log(PosixFileSystem(), root, uuid=uuid).state
-    waiting = [entry for entry in state.undo if not entry.done]
+    with Store.open(path) as store:
+        waiting, current = store.undoable, store.current_branch
     if not waiting:
         raise UsageError(
             "nothing to undo: none of the last three rewinds, switches and deletions is left"
         )
-    consent(_describe(waiting[-1], state), yes=yes)
+    consent(_describe(waiting[0], current), yes=yes)
     with Store.open(path, "r+") as store:
-        entry, head = store.undo(), store.head
+        change, head = store.undo(), store.head
     place = {"step": head.step, "seq": head.seq} if head else None
     if as_json:
-        echo_json({"op": entry.op, "name": entry.name, "record": entry.seq, "head": place})
-    elif entry.op == "rewind" and head:
-        click.echo(f"{entry.name} is back at step {head.step} (seq {head.seq})")
-    elif entry.op == "switch" and head:
-        click.echo(
-            f"{entry.name} is the current branch again, at step {head.step} (seq {head.seq})"
-        )
+        echo_json({"op": change.op, "name": change.name, "record": change.record, "head": place})
+    elif change.op == "rewind":
+        click.echo(f"{change.name} is back at {_place(change)}")
+    elif change.op == "switch":
+        click.echo(f"{change.name} is the current branch again, at {_place(change)}")
     else:
-        click.echo(f"{_deleted(entry)} is back")
+        click.echo(f"{change.kind} {change.name} is back")
 
 
-def _describe(entry: UndoEntry, state: State) -> str:
-    if entry.op == "rewind" and entry.commit is not None:
-        commit = state.commits[entry.commit]
-        return f"move the head of {entry.name} back to step {commit.step} (seq {commit.seq})"
-    if entry.op == "switch":
-        return f"switch from {state.current} back to {entry.name}"
-    return f"bring back the deleted {_deleted(entry)}"
+def _describe(change: UndoableChange, current: str) -> str:
+    if change.op == "rewind":
+        return f"move the head of {change.name} back to {_place(change)}"
+    if change.op == "switch":
+        return f"switch from {current} back to {change.name}"
+    return f"bring back the deleted {change.kind} {change.name}"
 
 
-def _deleted(entry: UndoEntry) -> str:
-    return f"{'snapshot' if entry.snapshot else 'branch'} {entry.name}"
+def _place(change: UndoableChange) -> str:
+    return "its beginning" if change.seq is None else f"step {change.step} (seq {change.seq})"

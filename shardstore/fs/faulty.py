@@ -319,6 +319,13 @@ class FaultyFileSystem:
         )
         return FaultyPinFile(self, pins, path)
 
+    def lock_holder(self, path: str) -> str | None:
+        operation = Operation("lock_holder", path)
+        return self.perform(operation, lambda: self.inner.lock_holder(path))
+
+    def in_memory(self, path: str) -> bool:
+        return self.perform(Operation("in_memory", path), lambda: self.inner.in_memory(path))
+
     def free_bytes(self, path: str) -> int:
         return self.perform(Operation("free_bytes", path), lambda: self.inner.free_bytes(path))
 

@@ -348,6 +348,22 @@ class MemoryFileSystem(CrashableState):
             self._pins[file] = (inode, frozenset())
         return file
 
+    def lock_holder(self, path: str) -> str | None:
+        with self._mutex:
+            self.check_alive()
+            _, name, entries = self._parent(path)
+            inode = entries.get(name)
+            if inode not in self._locks:
+                return None
+            text = self.file_node(inode).content
+            return text.read(0, text.size).decode()
+
+    def in_memory(self, path: str) -> bool:
+        with self._mutex:
+            self.check_alive()
+            self._resolve(path)
+            return self.volatile
+
     def free_bytes(self, path: str) -> int:
         with self._mutex:
             self.check_alive()

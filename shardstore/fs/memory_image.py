@@ -54,6 +54,8 @@ class CrashableState:
         self.capacity_bytes = capacity_bytes
         self.supports_direct = direct
         self.supports_pins = pins
+        self.volatile = False
+        """Whether it says that it lives in memory; it stands for a disk unless a test says so."""
         self._seed = seed
         self._nodes: dict[int, Node] = {ROOT: DirectoryNode({}, {})}
         self._names: tuple[NameEffect, ...] = ()

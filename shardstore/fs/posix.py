@@ -24,6 +24,7 @@ import time
 import weakref
 from contextlib import suppress
 
+from shardstore.fs.posix_asks import is_locked, lives_in_memory
 from shardstore.fs.posix_pins import PosixPinFile
 from shardstore.fs.posix_pins import named as _named
 from shardstore.fs.protocol import Bytes, FileStat, LockHeld, OpenMode
@@ -314,6 +315,21 @@ class PosixFileSystem:
 
     def open_pins(self, path: str) -> PosixPinFile:
         return PosixPinFile(path, portable=self.portable)
+
+    def lock_holder(self, path: str) -> str | None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            with _named(path):
+                locked = is_locked(descriptor, portable=self.portable)
+                return _read_holder(descriptor) if locked else None
+        finally:
+            os.close(descriptor)
+
+    def in_memory(self, path: str) -> bool:
+        return lives_in_memory(os.stat(path).st_dev)
 
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)

@@ -124,7 +124,15 @@ class FileSystem(Protocol):
         """Open an existing file for pinning; reading it is enough, so that a mount which allows no
         more will do."""
 
+    def lock_holder(self, path: str) -> str | None:
+        """What the holder of the lock on `path` wrote about itself, None where nobody holds it or
+        nothing is there. Changes nothing, needs no more than permission to read."""
+
     def free_bytes(self, path: str) -> int: ...
+
+    def in_memory(self, path: str) -> bool:
+        """Whether the file system below `path` is known to live in memory only: syncs then return
+        and prove nothing."""
 
     def boot_id(self) -> str:
         """Identifies the running kernel: what a dead process wrote is still there while it

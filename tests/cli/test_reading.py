@@ -37,6 +37,8 @@ READING = {
     "log": ["--all"],
     "fsck": ["--deep"],
     "snapshots": [],
+    "status": [],
+    "diff": ["early", "head"],
     "wal": [],
 }
 

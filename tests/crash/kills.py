@@ -117,7 +117,7 @@ def _drive(
             occurrences += 1
             if occurrences == target.occurrence:
                 return event
-        steps += event.name == "acknowledged"
+        steps += event.name == "acknowledged" and event.fields["step"] > 0
         if stop.is_set():
             raise Stopped
         child.answer()

@@ -23,7 +23,7 @@ from tests.repo.source_tree import (
 # Lowest first. A module may import from its own layer and from those above it in this table.
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "workers"}),
+    frozenset({"errors", "workers", "wear"}),
     frozenset({"format"}),
     frozenset({"fs"}),
     frozenset({"codecs", "buffers"}),
@@ -43,6 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"opening"}),
     frozenset({"store", "store_refs"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy", "conversion"}),
+    frozenset({"status", "compare", "probe"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardstore.cli.main import COMMANDS
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -22,6 +24,13 @@ def test_example_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == promised.group(1)
+
+
+@pytest.mark.req("S26")
+def test_the_readme_lists_every_command() -> None:
+    text = README.read_text(encoding="utf-8")
+    (listed,) = re.findall(r"The commands:\n\n((?:    .+\n)+)", text)
+    assert sorted(listed.split()) == sorted(COMMANDS)
 
 
 @pytest.mark.req("S26")

@@ -24,13 +24,11 @@ def batches_of(
     config: ModelConfig, *, count: int, rows: int, length: int, seed: int
 ) -> list[MicroBatch]:
     generator = torch.Generator().manual_seed(seed)
-    return [
-        MicroBatch.from_rows(
-            torch.randint(config.vocab_size, (rows, length + 1), generator=generator),
-            vocab_size=config.vocab_size,
-        )
+    tokens = [
+        torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
         for _ in range(count)
     ]
+    return [MicroBatch(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]
 
 
 def pairs(batches: list[MicroBatch]) -> list[tuple[Tensor, Tensor]]:

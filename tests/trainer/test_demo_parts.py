@@ -97,6 +97,8 @@ def test_the_watch_waits_for_its_step_its_event_and_its_occurrence() -> None:
     watch = Watch(at_step=1, kill=point, on_step=lambda step, loss: seen.append((step, loss)))
     backward, forward = ({"event": "compute", "action": action} for action in "bf")
     assert not any(watch.reached(event) for event in (backward, backward, {"event": "append"}))
+    assert not watch.reached({"event": "acknowledged", "step": 0})  # the initial weights
+    assert seen == []
     assert not watch.reached({"event": "acknowledged", "step": 2, "train_loss": 8.5})
     assert (watch.acknowledged, seen) == (2, [(2, 8.5)])
     assert not any(watch.reached(event) for event in (forward, backward, forward))

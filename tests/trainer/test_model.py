@@ -20,9 +20,7 @@ from tests.trainer.cases import TINY, batches_of, pairs, reference_of
 from tests.trainer.memory_source import MemorySource
 from trainer import model
 from trainer.architecture import PARAMS, ModelConfig
-from trainer.errors import DataError
 from trainer.metrics import Timings
-from trainer.stream.batch import MicroBatch
 from trainer.stream.compute import ShardMath, as_leaves
 from trainer.stream.executor import Evaluation, StreamingExecutor
 
@@ -190,24 +188,3 @@ def test_evaluation_is_the_mean_over_tokens_with_a_ragged_last_batch(chunk: int)
     assert not source.staged
     parts = [executor.evaluate(source, [batch]) for batch in batches]
     assert sum(parts, Evaluation()).loss == pytest.approx(found.loss, rel=1e-6)
-
-
-@pytest.mark.req("T3")
-def test_ids_outside_the_vocabulary_are_refused_by_row_and_column() -> None:
-    rows = torch.zeros(4, 9, dtype=torch.int32)
-    assert MicroBatch.from_rows(rows, vocab_size=8).tokens == 32
-    rows[2, 5] = 8
-    with pytest.raises(DataError, match=r"token id 8 in row 2 of the batch, column 5: .* 0\.\.7"):
-        MicroBatch.from_rows(rows, vocab_size=8)
-    rows[2, 5] = -1
-    with pytest.raises(DataError, match="token id -1 in row 2"):
-        MicroBatch.from_rows(rows, vocab_size=8)
-    with pytest.raises(DataError, match=r"token rows must be \[rows, seq_len \+ 1\]"):
-        MicroBatch.from_rows(rows[:0], vocab_size=8)
-
-
-@pytest.mark.req("T24")
-def test_labels_are_the_inputs_one_position_on() -> None:
-    batch = MicroBatch.from_rows(torch.arange(10).view(2, 5), vocab_size=10)
-    assert batch.inputs.tolist() == [[0, 1, 2, 3], [5, 6, 7, 8]]
-    assert batch.labels.tolist() == [[1, 2, 3, 4], [6, 7, 8, 9]]

@@ -256,7 +256,7 @@ def test_without_locks_a_view_reads_its_step_or_says_that_it_moved_on(
     fs, root = _without(kind, tmp_path)
     with Store.open(root, "a", fs=fs, settings=SETTINGS) as writer:
         commit(writer, 1)
-        with Store.open(root, fs=fs) as reader, reader.pin() as view:
+        with Store.open(root, fs=fs, settings=SETTINGS) as reader, reader.pin() as view:
             assert not view.pinned
             assert seen(view) == expected(1)
             commit(writer, 2)
@@ -359,6 +359,6 @@ def test_slots_stand_for_bytes_by_their_number() -> None:
         with open_store(fs, "r") as reader, reader.pin():
             other = fs.open_pins(f"{ROOT}/PINS")
             slots = other.pinned(range(100))
-            assert {slot_file(slot) for slot in slots} == {
+            assert {slot_file(slot, "raw") for slot in slots} == {
                 f"objects/{name}" for name in object_files(fs)
             }

@@ -252,3 +252,23 @@ def test_a_ref_on_an_empty_store_is_refused() -> None:
                 call()
         with pytest.raises(UsageError, match="nothing to undo"):
             store.undo()
+
+
+@pytest.mark.req("S6")
+def test_what_can_be_undone_is_told_before_and_after() -> None:
+    with open_store() as store:
+        seqs = {step: commit(store, step).seq for step in (1, 2)}
+        store.snapshot("early", at=Ref.step(1))
+        assert store.undoable == []
+        store.rewind("early")
+        store.delete("early")
+        deletion, move = store.undoable
+        assert (deletion.op, deletion.name, deletion.step, deletion.seq) == (
+            "delete", "early", 1, seqs[1],
+        )  # fmt: skip
+        assert (move.op, move.name, move.step, move.seq) == ("rewind", "main", 2, seqs[2])
+        # A snapshot, a rewind and a deletion are one record each, behind the second commit.
+        assert (move.record, deletion.record) == (seqs[2] + 2, seqs[2] + 3)
+        assert store.undo() == deletion and store.undoable == [move]
+        assert store.undo() == move and store.undoable == []
+        assert head_step(store) == 2

@@ -492,6 +492,7 @@ def test_a_commit_larger_than_the_space_written_ahead() -> None:
 def test_the_trace_tells_the_steps_of_the_protocol() -> None:
     events: list[str] = []
     with open_store(trace=lambda event, fields: events.append(event)) as store:
+        assert events == ["create", "replay", "segment"]
         events.clear()
         commit(store, 1)
         assert events == ["stage"] * 3 + ["sync_objects", "append", "sync"]

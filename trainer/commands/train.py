@@ -96,6 +96,8 @@ def _describe(event: str, fields: Mapping[str, Any]) -> str:
         return f"warning: {fields['text']}"
     if event == "resumed":
         return f"from step {fields['step']} to {fields['max_steps']}"
+    if event == "wear":
+        return f"disk: {fields['text']}"
     if event == "validated":
         perplexity = math.exp(min(fields["val_loss"], 700.0))
         return (

@@ -18,7 +18,7 @@ from trainer.data.baseline import label_counts, uniform_loss, unigram_loss
 from trainer.data.dataset import TokenDataset
 from trainer.data.errors import BadDataFile, DataChanged, DataError
 from trainer.data.fingerprint import DataFingerprint, compare_fingerprints, require_same_data
-from trainer.data.order import DataCursor, RowOrder, RowPlace
+from trainer.data.order import DataCursor, RowOrder
 from trainer.data.validation import ValidationData, open_validation
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "DataError",
     "DataFingerprint",
     "RowOrder",
-    "RowPlace",
     "TokenDataset",
     "ValidationData",
     "compare_fingerprints",

@@ -27,7 +27,7 @@ from trainer.data.errors import BadDataFile, DataChanged, DataError
 from trainer.data.fingerprint import DataFingerprint
 from trainer.data.manifest import Progress, no_progress, survey
 from trainer.data.npyfile import Tokens, check_ids, read_rows, scan_file
-from trainer.data.order import DataCursor, RowOrder, RowPlace
+from trainer.data.order import DataCursor, RowOrder
 
 OPEN_FILES_MAX = 8
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -98,11 +98,6 @@ class TokenDataset:
                 f"opened as {mine.to_json()}; resume with the same data, --seed and --shuffle-train"
             )
         return cursor.row
-
-    def row_at(self, global_row: int) -> RowPlace:
-        """Epoch, index within it, file and row; `fingerprint.entries[place.file]` has the name."""
-        with self._lock:
-            return self.order.place(global_row)
 
     def batch(self, start_row: int, count: int) -> Batch:
         """Inputs and labels of the global rows [start_row, start_row + count): fresh arrays."""

@@ -41,7 +41,7 @@ def test_inputs_and_labels_are_the_row_and_its_successor(tmp_path: Path, dtype: 
 
 
 @given(start=st.integers(0, 60), count=st.integers(1, 40), seed=st.integers(0, 5))
-def test_a_batch_is_its_single_rows_and_row_at_names_them(
+def test_a_batch_is_its_single_rows_where_the_order_puts_them(
     tmp_path_factory: pytest.TempPathFactory, start: int, count: int, seed: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "shared_rows"
@@ -50,7 +50,7 @@ def test_a_batch_is_its_single_rows_and_row_at_names_them(
     with open_rows(path, seed=seed) as data:
         inputs, _ = data.batch(start, count)
         for number in range(count):
-            place = data.row_at(start + number)
+            place = data.order.place(start + number)
             name = data.fingerprint.entries[place.file].name
             assert np.array_equal(inputs[number], np.load(path / name)[place.row, :-1])
 

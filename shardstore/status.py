@@ -1,0 +1,256 @@
+"""How a store is: the facts that somebody needs who was woken up, and the next command to type.
+
+Contract: reads only, and takes no lock. A quick look: the newest segment of the log, and of every
+object that the state needs file, size and header; older segments and the bytes of objects are
+`fsck --deep`'s. What is damaged is listed and the rest is still told: only a path that is no store,
+a newer format, or a system that refuses raises.
+
+Neighbours: `recovery.plan` says what an opening would do, `fsck` looks for damage, `wear` reckons.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardstore.errors import CorruptionError, StorageError
+from shardstore.format.manifest import CommitInfo, ObjectRef
+from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
+from shardstore.fs.protocol import FileSystem
+from shardstore.fsck import Finding, fsck
+from shardstore.fsck.findings import LOG_ADVICE, from_error
+from shardstore.fsck.object_check import ObjectChecker
+from shardstore.fsck.wanted import wanted_objects
+from shardstore.locking import holder_of
+from shardstore.recovery import Plan, plan, read_store_file
+from shardstore.wal.reader import LogView, fold, read_log
+from shardstore.wear import Wear, commits_per_day
+
+_FEW_COMMITS = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """A commit as a position."""
+
+    step: int
+    seq: int
+    age_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Space:
+    """Whether the next commits fit."""
+
+    free_bytes: int
+    needed_bytes: int
+    """Of object files."""
+    reusable_bytes: int
+    """Of object files that nothing needs and that commits write again."""
+    commit_bytes: int
+    """Objects of a commit that replaces every part of the head."""
+    growth_bytes: int
+    """What of these finds no file to be written over; 0 in the steady state."""
+    log_bytes: int
+    """What a commit adds to the log."""
+
+    @property
+    def commits_left(self) -> int | None:
+        """Commits that fit if each were the next; None before the first."""
+        growth = self.growth_bytes + self.log_bytes
+        return self.free_bytes // growth if growth else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Status:
+    """What was found. Fields are None where damage hides them."""
+
+    path: str
+    now: float
+    uuid: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    """Damage."""
+    branch: str | None = None
+    acknowledged: Place | None = None
+    """The newest commit whose record is whole: the head as processes that live see it."""
+    durable: Place | None = None
+    """The newest commit that a power cut leaves."""
+    writer: dict[str, Any] | None = None
+    """pid, host and since of the process that has the store open for writing, as far as it said."""
+    plan: Plan | None = None
+    snapshots: tuple[str, ...] = ()
+    kept_commits: int = 0
+    space: Space | None = None
+    wear: Wear | None = None
+    in_memory: bool = False
+    """The store lies where syncs prove nothing."""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.findings
+
+    @property
+    def unfinished(self) -> bool:
+        """A crash left something that the next opening for writing sorts out."""
+        return self.writer is None and self.plan is not None and self.plan.needed
+
+    def next_command(self) -> tuple[str, str]:
+        """What to type now, and why."""
+        path = self.path
+        if not self.healthy:
+            return f"shardstore fsck {path} --deep", "lists all damage and what to do about each"
+        left = self.space.commits_left if self.space else None
+        if left is not None and left < _FEW_COMMITS:
+            return (
+                f"shardstore snapshots {path}",
+                f"space for {left} commits: delete a snapshot, or make room on the disk",
+            )
+        if self.unfinished:
+            why = "shows what a crash left; opening for writing does it by itself"
+            return f"shardstore recover {path} --dry-run", why
+        if self.acknowledged is None:
+            return f"shardstore info {path}", "the store is empty: nothing was committed yet"
+        if self.writer is not None:
+            return f"shardstore log {path} -n 5", "a writer is at work; these are its last steps"
+        why = "nothing is wrong: start the writer again, it goes on from there"
+        return f"shardstore log {path} -n 5", why
+
+
+def read_status(fs: FileSystem, root: str) -> Status:
+    """Look at the store at `root`. Raises NotAStoreError, VersionError or StorageError."""
+    status = Status(path=root, now=fs.now())
+    try:
+        status.uuid = _uuid(fs, root, status)
+        _look(fs, root, status)
+    except (CorruptionError, OSError) as error:
+        _list_damage(fs, root, status, error)
+    return status
+
+
+def _uuid(fs: FileSystem, root: str, status: Status) -> str:
+    """What STORE says; what does not depend on it is told first."""
+    try:
+        status.writer = holder_of(fs, root)
+        status.in_memory = fs.in_memory(root)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # no store, which reading STORE puts into words
+    return read_store_file(fs, root)
+
+
+def _look(fs: FileSystem, root: str, status: Status) -> None:
+    """Everything that a sound log tells."""
+    status.plan, view = plan(fs, root)
+    status.space = _space(fs, root, view)
+    status.findings = _damaged_objects(fs, root, status.uuid, view)
+    _tell(root, status, view)
+
+
+def _damaged_objects(fs: FileSystem, root: str, uuid: str | None, view: LogView) -> list[Finding]:
+    """Of what the state needs, and still needs afterwards: a writer may have gone on and written
+    over the rest."""
+    wants = wanted_objects(fs, root, view.state)
+    checker = ObjectChecker(fs, root, uuid=uuid, deep=False, advance=_ignore)
+    found = list(wants.findings)
+    for wanted in wants.objects:
+        found += [(wanted, finding) for finding in checker.check(wanted)]
+    if not found:
+        return []
+    now = read_log(fs, root)
+    if _position(now) == _position(view):
+        return [finding for _, finding in found]
+    needed = wanted_objects(fs, root, now.state).keys()
+    return [
+        finding
+        for wanted, finding in found
+        if wanted is not None and (wanted.part, wanted.reference) in needed
+    ]
+
+
+def _position(view: LogView) -> tuple[int, int]:
+    return view.segment.index, view.segment.records[-1].seq
+
+
+def _tell(root: str, status: Status, view: LogView) -> None:
+    state, records = view.state, view.segment.records
+    copies = int(view.segment.header["copies"])
+    status.branch = state.current
+    proven = 1 + max(at for at, record in enumerate(records) if record.body["durable"])
+
+    def head_after(count: int) -> Place | None:
+        known = state if count == len(view.records) else fold(records[:count], copies, root)
+        return _place(known.head, status.now)
+
+    status.acknowledged, status.durable = head_after(len(records)), head_after(proven)
+    status.snapshots = tuple(sorted(state.snapshots))
+    status.kept_commits = len({*state.commits, *(s.seq for s in state.snapshots.values())})
+    status.wear = _wear(view)
+
+
+def _place(commit: CommitInfo | None, now: float) -> Place | None:
+    if commit is None:
+        return None
+    return Place(step=commit.step, seq=commit.seq, age_seconds=max(0.0, now - commit.time))
+
+
+def _space(fs: FileSystem, root: str, view: LogView) -> Space:
+    state, head = view.state, view.state.head
+    needed = state.needed()
+    needed_bytes = 0
+    free: Counter[int] = Counter()
+    for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
+        place = slot_of(name)
+        if place is None:
+            continue
+        slot = place[0]
+        try:
+            size = fs.stat(f"{root}/{slot_file(*place)}").size
+        except FileNotFoundError:  # removed meanwhile by a writer that opens the store
+            continue
+        if slot in needed:
+            needed_bytes += size
+        else:
+            free[size] += 1
+    sizes = Counter(reference.size for reference in head.manifest.values()) if head else Counter()
+    frames = [r.frame.end - r.frame.offset for r in view.records if r.body["type"] == "commit"]
+    return Space(
+        free_bytes=fs.free_bytes(root),
+        needed_bytes=needed_bytes,
+        reusable_bytes=sum(size * count for size, count in free.items()),
+        commit_bytes=sum(size * count for size, count in sizes.items()),
+        growth_bytes=sum(size * count for size, count in (sizes - free).items()),
+        log_bytes=sum(frames) // len(frames) if frames else 0,
+    )
+
+
+def _wear(view: LogView) -> Wear | None:
+    """From the commits that the newest segment holds; None where it holds none."""
+    commits = [record for record in view.records if record.body["type"] == "commit"]
+    if not commits:
+        return None
+    written = sum(
+        record.frame.end - record.frame.offset
+        + sum(ObjectRef(*reference).size for _, _, reference in record.body["put"])
+        for record in commits
+    )  # fmt: skip
+    times = [float(record.body["time"]) for record in commits]
+    return Wear(bytes_per_commit=written // len(commits), commits_per_day=commits_per_day(times))
+
+
+def _list_damage(
+    fs: FileSystem, root: str, status: Status, error: CorruptionError | OSError
+) -> None:
+    """STORE, the log or a directory cannot be read: what a check of everything finds."""
+    status.findings = [finding for finding in fsck(fs, root).findings if finding.is_damage]
+    if status.findings:
+        return
+    if isinstance(error, OSError):
+        raise StorageError(
+            f"looking at store {root} failed on {error.filename or root}: {error.strerror}",
+            errno=error.errno,
+        ) from error
+    status.findings = [from_error(error, advice=LOG_ADVICE)]  # never healthy if it was refused
+
+
+def _ignore(_count: int) -> None:
+    """Nobody is watching."""
