@@ -286,7 +286,7 @@ class CommitProtocol:
             raise self._context.storage_error("starting a segment of the log", error) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
         close_quietly(old)
-        cut_zeros_quietly(self._context.fs, self._context.root, old.index)
+        cut_zeros_quietly(self._context.fs, self._context.root, old.index, old.offset)
 
     def _make_tail_durable(self) -> None:
         """Sync objects, then the segment that is about to be sealed."""
@@ -311,9 +311,9 @@ class CommitProtocol:
             return True
 
 
-def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
+def cut_zeros_quietly(fs: FileSystem, root: str, index: int, end: int | None = None) -> None:
     """Give back the zeros of a sealed segment; where that fails they only take space."""
     try:
-        cut_zeros(fs, root, index)
+        cut_zeros(fs, root, index, end)
     except OSError:
         return

@@ -207,7 +207,8 @@ def open_for_write(
         raise
     slots.unlink_odd()
     session.start_writing(writer, slots)
-    cut_zeros_quietly(fs, root, view.segment.index)
+    segment = view.segment
+    cut_zeros_quietly(fs, root, segment.index, None if segment.torn else segment.end)
     return session, found
 
 

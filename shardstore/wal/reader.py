@@ -6,7 +6,6 @@ and the boot id only (rule 4 of docs/design.md). Errors are CorruptionError with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from shardstore.format.names import (
     segment_index,
 )
 from shardstore.fs.protocol import FileSystem
+from shardstore.wal.deferred import decode_record
 from shardstore.wal.state import FoldError, State
 
 REREADS = 8
@@ -164,6 +164,13 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
                 file=f"{root}/{segment_file(record.segment)}",
                 offset=record.frame.offset,
             ) from error
+    try:
+        state.resolve()
+    except (TypeError, ValueError) as error:
+        raise CorruptionError(
+            f"a record's references are not readable: {error}",
+            file=f"{root}/{segment_file(records[-1].segment)}",
+        ) from error
     for record in records:
         kept = state.commits.get(record.seq)
         if kept is not None and record.body["type"] == "commit":
@@ -177,7 +184,7 @@ def read_bytes(fs: FileSystem, path: str) -> bytes:
     try:
         buffer = bytearray(file.size())
         count = file.pread(0, buffer)
-        return bytes(buffer[:count])
+        return bytes(memoryview(buffer)[:count])
     finally:
         file.close()
 
@@ -275,7 +282,7 @@ def _end_of_log(path: str, data: bytes, bad: BadFrame, *, salt: str, seq: int) -
 def decode(path: str, frame: Frame) -> dict[str, Any]:
     """A frame's record."""
     try:
-        value = json.loads(frame.record)
+        value = decode_record(frame.record)
     except ValueError as error:
         what = f"a record is not JSON: {error}"
         raise CorruptionError(what, file=path, offset=frame.offset) from error

@@ -18,7 +18,7 @@ from shardstore.fs.protocol import File, FileSystem
 from shardstore.wal.reader import LogView, read_bytes
 
 PREWRITE_BYTES = 4 * 1024 * 1024
-COMMITS_PER_SEGMENT = 1000
+COMMITS_PER_SEGMENT = 500
 SEGMENT_BYTES = 16 * 1024 * 1024
 ZEROS = bytes(1024 * 1024)
 
@@ -182,10 +182,11 @@ def write_zeros(file: File, begin: int, end: int) -> None:
         file.pwrite(at, memoryview(ZEROS)[: min(len(ZEROS), end - at)])
 
 
-def cut_zeros(fs: FileSystem, root: str, index: int) -> None:
-    """Cut a sealed segment to its length; what an interrupted write left there stays."""
+def cut_zeros(fs: FileSystem, root: str, index: int, end: int | None = None) -> None:
+    """Cut a sealed segment to its length: `end` where only zeros are known to lie behind it, else
+    whatever holds all that is not zero, since what an interrupted write left there stays."""
     path = f"{root}/{segment_file(index)}"
-    length = len(read_bytes(fs, path).rstrip(b"\0"))
+    length = len(read_bytes(fs, path).rstrip(b"\0")) if end is None else end
     file = fs.open(path, "write")
     try:
         file.truncate(-(-length // BLOCK) * BLOCK)
