@@ -30,7 +30,7 @@ from shardstore.format.names import (
     SEGMENT_TEMPORARY,
     STORE_FILE,
     WAL_DIRECTORY,
-    segment_file,
+    packed_index,
     segment_index,
     slot_file,
     slot_of,
@@ -41,7 +41,7 @@ from shardstore.pins import make_pins
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.wal.follower import LogFollower
-from shardstore.wal.reader import LogView, durable_state, list_segments, read_bytes, read_log
+from shardstore.wal.reader import LogView, durable_state, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
@@ -254,8 +254,9 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
         for path in files.get(slot) or [slot_file(slot, RAW)]:
             _sync_file(fs, f"{root}/{path}")
     if view.copied:
-        for index in list_segments(fs, root):
-            _sync_file(fs, f"{root}/{segment_file(index)}")
+        for name in fs.list_directory(f"{root}/{WAL_DIRECTORY}"):
+            if segment_index(name) is not None or packed_index(name) is not None:
+                _sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
         _sync_file(fs, f"{root}/{STORE_FILE}")
 
 

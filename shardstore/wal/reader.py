@@ -23,9 +23,12 @@ from shardstore.format.manifest import CommitInfo, manifest_digest
 from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
+    packed_file,
+    packed_index,
     segment_file,
     segment_index,
 )
+from shardstore.format.packed import unpack_segment
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.deferred import decode_record
 from shardstore.wal.state import FoldError, State
@@ -86,16 +89,34 @@ class LogView:
 
 
 def list_segments(fs: FileSystem, root: str) -> list[int]:
-    """Indices of the visible segments, ascending."""
-    names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
-    return sorted(index for name in names if (index := segment_index(name)) is not None)
+    """Indices of the visible segments, compressed or not, ascending."""
+    return _indices(fs.list_directory(f"{root}/{WAL_DIRECTORY}"))
+
+
+def _indices(names: list[str]) -> list[int]:
+    found = {segment_index(name) for name in names} | {packed_index(name) for name in names}
+    return sorted(index for index in found if index is not None)
+
+
+def read_segment_bytes(fs: FileSystem, root: str, index: int) -> tuple[str, bytes]:
+    """A segment's path and bytes; of one that is there in both forms the plain one counts."""
+    path = f"{root}/{segment_file(index)}"
+    try:
+        return path, read_bytes(fs, path)
+    except FileNotFoundError as error:
+        packed = f"{root}/{packed_file(index)}"
+        try:
+            data = read_bytes(fs, packed)
+        except FileNotFoundError:
+            raise error from None
+        return packed, unpack_segment(data, packed)
 
 
 def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = None) -> Segment:
     """Read and check one segment; with `cut` only what lies before that offset counts."""
     for attempt in range(REREADS):
         try:
-            return _scan(_read_file(fs, root, index), index, cut)
+            return _scan(read_segment_bytes(fs, root, index), index, cut)
         except CorruptionError:
             if attempt == REREADS - 1:
                 raise
@@ -109,12 +130,7 @@ def read_log(
 
     With `uuid`, what STORE says, a segment of another store is refused.
     """
-    indices = list_segments(fs, root)
-    if not indices:
-        raise CorruptionError(
-            "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
-        )
-    segment = read_segment(fs, root, indices[-1])
+    segment = read_segment(fs, root, _newest(fs, root))
     if uuid is not None and segment.header["uuid"] != uuid:
         raise CorruptionError(
             "this segment belongs to another store",
@@ -152,6 +168,24 @@ def durable_state(view: LogView, root: str) -> State:
     return fold(view.records[:count], int(view.segment.header["copies"]), root)
 
 
+def _newest(fs: FileSystem, root: str) -> int:
+    """Index of the newest segment; a compressed one has two successors, so it never is that."""
+    names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
+    indices = _indices(names)
+    if not indices:
+        raise CorruptionError(
+            "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
+        )
+    index = indices[-1]
+    if segment_file(index).rpartition("/")[2] not in names:
+        raise CorruptionError(
+            "the newest segments of the log are missing: the newest that is there is compressed, "
+            "and one is compressed only when two follow it", file=f"{root}/{packed_file(index)}",
+            expected="two segments behind it", found="none",
+        )  # fmt: skip
+    return index
+
+
 def fold(records: list[LogRecord], copies: int, root: str) -> State:
     """The state after a segment's records; copies come before the opening that includes them."""
     state = State()
@@ -187,11 +221,6 @@ def read_bytes(fs: FileSystem, path: str) -> bytes:
         return bytes(memoryview(buffer)[:count])
     finally:
         file.close()
-
-
-def _read_file(fs: FileSystem, root: str, index: int) -> tuple[str, bytes]:
-    path = f"{root}/{segment_file(index)}"
-    return path, read_bytes(fs, path)
 
 
 def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
