@@ -319,6 +319,9 @@ class FaultyFileSystem:
         )
         return FaultyPinFile(self, pins, path)
 
+    def host_path(self, path: str) -> str | None:
+        return self.inner.host_path(path)
+
     def free_bytes(self, path: str) -> int:
         return self.perform(Operation("free_bytes", path), lambda: self.inner.free_bytes(path))
 

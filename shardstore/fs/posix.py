@@ -315,6 +315,9 @@ class PosixFileSystem:
     def open_pins(self, path: str) -> PosixPinFile:
         return PosixPinFile(path, portable=self.portable)
 
+    def host_path(self, path: str) -> str | None:
+        return path
+
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize

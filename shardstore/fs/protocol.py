@@ -126,6 +126,9 @@ class FileSystem(Protocol):
 
     def free_bytes(self, path: str) -> int: ...
 
+    def host_path(self, path: str) -> str | None:
+        """Where other libraries find the file; None where no real file is."""
+
     def boot_id(self) -> str:
         """Identifies the running kernel: what a dead process wrote is still there while it
         stays the same."""

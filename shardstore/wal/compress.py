@@ -17,6 +17,7 @@ from shardstore.format.names import (
     segment_index,
 )
 from shardstore.format.packed import CONTENT_BYTES_MAX, pack_segment, unpack_segment
+from shardstore.fs.calls import unlink_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import read_bytes, read_segment
 
@@ -31,9 +32,18 @@ def compress_segments(
 
     Raises OSError where the file system refuses; all the segments are still there then.
     """
+    return [index for index in _plain(fs, root)[:-2] if _compress(fs, root, index, bytes_min)]
+
+
+def is_due(fs: FileSystem, root: str, *, bytes_min: int = COMPRESS_BYTES_MIN) -> bool:
+    """Whether there is a segment to compress."""
+    plain = _plain(fs, root)[:-2]
+    return any(fs.stat(f"{root}/{segment_file(index)}").size >= bytes_min for index in plain)
+
+
+def _plain(fs: FileSystem, root: str) -> list[int]:
     names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
-    plain = sorted(index for name in names if (index := segment_index(name)) is not None)
-    return [index for index in plain[:-2] if _compress(fs, root, index, bytes_min)]
+    return sorted(index for name in names if (index := segment_index(name)) is not None)
 
 
 def _compress(fs: FileSystem, root: str, index: int, bytes_min: int) -> bool:
@@ -47,10 +57,16 @@ def _compress(fs: FileSystem, root: str, index: int, bytes_min: int) -> bool:
     except (CorruptionError, FileNotFoundError):
         return False
     content = read_bytes(fs, path)[:cut]
-    if len(content) > CONTENT_BYTES_MAX or not _write(fs, root, content):
+    if len(content) > CONTENT_BYTES_MAX:
         return False
-    _replace(fs, root, index)
-    return True
+    try:
+        written = _write(fs, root, content)
+        if written:
+            _replace(fs, root, index)
+    except OSError:  # the temporary file may be what fills the disk
+        unlink_quietly(fs, f"{root}/{WAL_DIRECTORY}/{PACKED_TEMPORARY}")
+        raise
+    return written
 
 
 def _write(fs: FileSystem, root: str, content: bytes) -> bool:

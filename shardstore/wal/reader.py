@@ -123,6 +123,15 @@ def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = Non
     raise AssertionError("unreachable")
 
 
+def segment_header(fs: FileSystem, root: str, index: int) -> Mapping[str, Any]:
+    """A segment's header alone, checked by itself."""
+    path, data = read_segment_bytes(fs, root, index)
+    frame = parse_frame(data, 0)
+    if isinstance(frame, BadFrame):
+        raise _corruption(path, frame)
+    return _decode(path, frame)
+
+
 def read_log(
     fs: FileSystem, root: str, *, uuid: str | None = None, assume_power_cut: bool = False
 ) -> LogView:

@@ -45,6 +45,7 @@ class EncodedRecord:
     predecessor: str
     chain: str
     is_commit: bool
+    durable: bool
 
 
 def encode(record: Mapping[str, Any], predecessor: str) -> EncodedRecord:
@@ -56,6 +57,7 @@ def encode(record: Mapping[str, Any], predecessor: str) -> EncodedRecord:
         predecessor=predecessor,
         chain=chain_hash(predecessor, encoded),
         is_commit=record["type"] == "commit",
+        durable=bool(record["durable"]),
     )
 
 
@@ -82,6 +84,9 @@ class SegmentWriter:
         """Where the next frame goes."""
         self.log_synced = seq
         self.commits = 0
+        self.proven = (seq, chain)
+        """The newest record, with its chain hash, that no power cut can take any more."""
+        self._whole = self.proven
         self._file = file
         self._salt = salt
         self._zeros_end = zeros_end
@@ -107,11 +112,14 @@ class SegmentWriter:
         self.seq = record.seq
         self.offset += len(frame)
         self.commits += record.is_commit
+        if record.durable:
+            self._whole = (record.seq, record.chain)
 
     def sync(self) -> None:
         """The commit point: every appended record is durable once this returned."""
         self._file.datasync()
         self.log_synced = self.seq
+        self.proven = self._whole
 
     def close(self) -> None:
         self._file.close()
