@@ -5,8 +5,8 @@ object file, size, header and labels. Deep: every byte of every needed object to
 that the next opening for writing sorts out is a note, not damage. A writer may be at work
 meanwhile: what is checked is pinned, and objects that it had freed before that are left out.
 
-Neighbours: `scan` reads a segment past its damage, `log_check` the log, `catalog_check` the catalog,
-`object_check` an object. `recovery` repairs; nothing here does.
+Neighbours: `scan` reads a segment past its damage, `log_check` the log, `catalog_check` the
+catalog, `object_check` an object. `recovery` repairs; nothing here does.
 """
 
 from __future__ import annotations
