@@ -31,6 +31,7 @@ import psutil
 from shardstore import Store
 from shardstore.fs.posix import PosixFile, PosixFileSystem
 from shardstore.fs.protocol import OpenMode
+from shardstore.wal.writer import COMMITS_PER_SEGMENT
 
 COMMAND = "from shardstore.cli.main import main; main()"
 GROWTH_COMMITS = 2500
@@ -54,17 +55,22 @@ class Unsynced(PosixFileSystem):
         """Leave it to the kernel."""
 
 
+def commit(store: Store, step: int, parts: int) -> None:
+    """Small tensors: what is measured is the log."""
+    with store.begin(step) as txn:
+        for index in range(parts // 2):
+            for part in ("params", "optim"):
+                txn.stage(f"block_{index:03d}", part, {"w": np.full(8, step, np.float32)})
+        txn.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+
+
 def make_store(path: Path, commits: int, parts: int) -> dict[str, float]:
-    """Small tensors: what is measured is the log. Returns what the writer's memory did."""
+    """Returns what the writer's memory did."""
     process = psutil.Process()
     with Store.open(path, "a", fs=Unsynced()) as store:
         marks: dict[int, int] = {}
         for step in range(1, commits + 1):
-            with store.begin(step) as txn:
-                for index in range(parts // 2):
-                    for part in ("params", "optim"):
-                        txn.stage(f"block_{index:03d}", part, {"w": np.full(8, step, np.float32)})
-                txn.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+            commit(store, step, parts)
             if step in (GROWTH_COMMITS, commits):
                 marks[step] = process.memory_info().rss
     if len(marks) < 2:
@@ -97,25 +103,37 @@ def whole_process(words: list[str]) -> Callable[[], None]:
     return call
 
 
-def crashed(store: Path, scratch: Path) -> Callable[[], None]:
-    """An opening for writing of a store whose last writer was killed in the middle of an append."""
-
-    def prepare() -> None:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.copytree(store, scratch)
-        Store.open(scratch, "r+").close()  # a copy opens differently; a second opening does not
-        newest = max((scratch / "wal").glob("*.wal"))
+def fill(store: Path, parts: int, *, torn: bool) -> None:
+    """Commit until the newest segment is as long as one gets; with `torn` the last append is cut
+    off in its middle, as a kill leaves it."""
+    with Store.open(store, "r+") as opened:
+        head = opened.head
+        assert head is not None
+        for step in range(head.step + 1, head.step + COMMITS_PER_SEGMENT):
+            commit(opened, step, parts)
+    if torn:
+        newest = max((store / "wal").glob("*.wal"))
+        end = len(newest.read_bytes().rstrip(b"\0"))
         with newest.open("r+b") as file:
-            content = newest.read_bytes()
-            end = len(content.rstrip(b"\0"))
-            file.seek(-(-end // 4096) * 4096)
-            file.write(b"SSFR torn" + b"x" * 503)
+            file.truncate(end - 2048)
+            file.truncate(end + (1 << 20))
+        shutil.rmtree(store / "catalog")  # as if it had been killed before the next mark
 
-    def act() -> None:
-        Store.open(scratch, "r+").close()
 
-    prepare()
-    return act
+def full_segments(store: Path, parts: int, runs: int) -> dict[str, float]:
+    """Openings at their dearest: the newest segment is full. Median milliseconds."""
+    found: dict[str, list[float]] = {}
+    for _ in range(runs):
+        for torn, name in ((False, "open for writing"), (True, "open after a crash")):
+            fill(store, parts, torn=torn)
+            reading = timed(3, lambda: Store.open(store).close())
+            found.setdefault("open for reading, newest segment full", []).append(reading)
+            began = time.perf_counter()
+            opened = Store.open(store, "r+")
+            passed = 1000 * (time.perf_counter() - began)
+            opened.close()
+            found.setdefault(f"{name}, newest segment full", []).append(passed)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def log_bytes(store: Path, commits: int) -> dict[str, float]:
@@ -132,23 +150,22 @@ def log_bytes(store: Path, commits: int) -> dict[str, float]:
     }
 
 
-def measure(store: Path, commits: int, runs: int, scratch: Path) -> dict[str, float]:
+def measure(store: Path, commits: int, parts: int, runs: int, scratch: Path) -> dict[str, float]:
     """All figures, in milliseconds where nothing else is said."""
     figures = {
         "python -c pass": timed(
             runs, lambda: (subprocess.run([sys.executable, "-c", "pass"], check=True), None)[1]
         ),
-        "open for reading": timed(runs, lambda: Store.open(store).close()),
-        "open for writing": timed(runs, lambda: Store.open(store, "r+").close()),
+        "open for reading, newest segment short": timed(runs, lambda: Store.open(store).close()),
+        "open and close for writing": timed(runs, lambda: Store.open(store, "r+").close()),
         "shardstore log -n 20": timed(runs, whole_process(["log", str(store), "-n", "20"])),
         "shardstore log --json": timed(3, whole_process(["log", str(store), "--json"])),
+        "shardstore log --step": timed(runs, whole_process(["log", str(store), "--step", "77"])),
         "shardstore info": timed(runs, whole_process(["info", str(store), "--json"])),
     }
-    prepare_and_open = crashed(store, scratch)
-    began = time.perf_counter()
-    prepare_and_open()
-    figures["open after a crash"] = 1000 * (time.perf_counter() - began)
-    return figures | log_bytes(store, commits)
+    figures |= log_bytes(store, commits)
+    shutil.copytree(store, scratch)
+    return figures | full_segments(scratch, parts, max(1, runs // 3))
 
 
 def main() -> None:
@@ -164,7 +181,9 @@ def main() -> None:
         figures: dict[str, Any] = {}
         if not (store / "STORE").exists():
             figures |= make_store(store, options.commits, options.parts)
-        figures |= measure(store, options.commits, options.runs, Path(scratch) / "crashed")
+        figures |= measure(
+            store, options.commits, options.parts, options.runs, Path(scratch) / "full"
+        )
     for name, value in figures.items():
         print(f"{name:<44}{value:12.1f}")
     if options.output:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardstore.errors import CorruptionError
 from shardstore.format.frames import (
+    BLOCK,
     HEADER_MAGIC,
     RECORD_MAGIC,
     BadFrame,
@@ -125,7 +126,11 @@ def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = Non
 
 def segment_header(fs: FileSystem, root: str, index: int) -> Mapping[str, Any]:
     """A segment's header alone, checked by itself."""
-    path, data = read_segment_bytes(fs, root, index)
+    path = f"{root}/{segment_file(index)}"
+    try:
+        data = read_bytes(fs, path, limit=BLOCK)
+    except FileNotFoundError:
+        path, data = read_segment_bytes(fs, root, index)
     frame = parse_frame(data, 0)
     if isinstance(frame, BadFrame):
         raise _corruption(path, frame)
@@ -221,11 +226,12 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
     return state
 
 
-def read_bytes(fs: FileSystem, path: str) -> bytes:
-    """The whole of a small file."""
+def read_bytes(fs: FileSystem, path: str, *, limit: int | None = None) -> bytes:
+    """The whole of a small file, or its beginning."""
     file = fs.open(path, "read")
     try:
-        buffer = bytearray(file.size())
+        size = file.size()
+        buffer = bytearray(size if limit is None else min(size, limit))
         count = file.pread(0, buffer)
         return bytes(memoryview(buffer)[:count])
     finally:
