@@ -134,7 +134,7 @@ def segment_header(fs: FileSystem, root: str, index: int) -> Mapping[str, Any]:
     frame = parse_frame(data, 0)
     if isinstance(frame, BadFrame):
         raise _corruption(path, frame)
-    return _decode(path, frame)
+    return decode(path, frame)
 
 
 def read_log(
