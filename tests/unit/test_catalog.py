@@ -19,13 +19,13 @@ import pytest
 
 from shardstore import upkeep
 from shardstore.catalog import CatalogError, find_mark, index, open_index
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fsck import fsck
 from shardstore.history import read_history, read_step
-from shardstore.session import Settings
 from shardstore.store import Store
 from shardstore.wal import compress, reader
 from tests.support.stores import commit, expected, open_store, values
@@ -299,3 +299,18 @@ def test_without_real_files_there_is_no_catalog() -> None:
             commit(store, step)
     assert "catalog" not in fs.list_directory("run")
     assert len(list(read_history(fs, "run"))) == 19
+
+
+def test_a_mark_names_nothing_that_a_power_cut_could_take(tmp_path: Path) -> None:
+    """Deferred commits are in the log and not durable: no mark may demand them."""
+    root = str(tmp_path / "run")
+    store = Store.open(root, "a", settings=Settings(durability="deferred", commits_per_segment=99))
+    opened, _ = find_mark(FS, root, store.uuid)
+    for step in (1, 2, 3):
+        commit(store, step)
+    writer = store._session.pipeline.protocol.writer
+    assert opened is not None and writer.proven == (opened.seq, opened.chain)
+    assert writer.seq == opened.seq + 3
+    store.close()  # makes them durable
+    closed, _ = find_mark(FS, root, store.uuid)
+    assert closed is not None and closed.seq > opened.seq + 2

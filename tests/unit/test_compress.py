@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from shardstore.context import Settings
 from shardstore.errors import CorruptionError
 from shardstore.format.names import packed_file, packed_index, segment_file
 from shardstore.format.packed import pack_segment, unpack_segment
@@ -20,7 +21,6 @@ from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import fsck
 from shardstore.history import read_history
-from shardstore.session import Settings
 from shardstore.store import Store
 from shardstore.wal.compress import compress_segments
 from shardstore.wal.reader import read_bytes, read_log
