@@ -53,7 +53,9 @@ class Entry:
         value |= {"id": self.id, "step": self.step}
         if self.type == "commit":
             value |= {"status": self.status, "effective": self.effective, "kept": self.kept}
-        return value | {key: self.body[key] for key in _FIELDS[self.type] if key in self.body}
+        return value | {
+            key: self.body[key] for key in _FIELDS.get(self.type, ()) if key in self.body
+        }
 
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {

@@ -42,7 +42,7 @@ _PIECE = 4 * 1024 * 1024
 _TEMPORARY = "tmp.mdb"
 _INDEX = re.compile(r"[0-9a-f]{16}\.mdb\Z")
 _LEFT_OUT = frozenset(
-    ("put", "remove", "manifest_digest", "expect", "blobs", "state", "reference", "slots", "txn")
+    ("put", "remove", "manifest_digest", "expect", "blobs", "state", "reference", "txn")
 )
 
 
@@ -243,7 +243,7 @@ def _put(transaction: lmdb.Transaction, record: LogRecord, before: str) -> None:
 def _small(body: Mapping[str, Any]) -> dict[str, Any]:
     """What history tells of a record, without what only the state needs."""
     small = {key: value for key, value in body.items() if key not in _LEFT_OUT}
-    if body["type"] == "rewind":
+    if "commit" in body:  # a descriptor, with its manifest
         small["commit"] = {key: body["commit"][key] for key in ("seq", "step")}
     if len(canonical_json(small.get("metadata"))) > METADATA_BYTES_MAX:
         del small["metadata"]

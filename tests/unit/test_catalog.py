@@ -49,6 +49,8 @@ def root(tmp_path: Path) -> Iterator[str]:
     path = str(tmp_path / "run")
     _work(path, range(1, 16), snapshot=7)
     with Store.open(path, "r+", settings=SMALL) as store:
+        store.branch("side", "s")
+        store.delete("side")
         store.rewind("s")
     _work(path, range(8, 21))
     yield path
