@@ -15,6 +15,7 @@ deferred durability changes leave out the syncs until a durable one, which makes
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,13 +24,19 @@ from typing import Any
 from shardstore.context import Context
 from shardstore.errors import PoisonedError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part
-from shardstore.format.names import OBJECTS_DIRECTORY, SNAPSHOT_SHARD
-from shardstore.fs.calls import close_quietly
+from shardstore.format.names import (
+    OBJECTS_DIRECTORY,
+    SEGMENT_TEMPORARY,
+    SNAPSHOT_SHARD,
+    WAL_DIRECTORY,
+)
+from shardstore.fs.calls import close_quietly, unlink_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject
 from shardstore.staging import Staging
+from shardstore.upkeep import Upkeep
 from shardstore.wal.reader import list_segments
 from shardstore.wal.state import State
 from shardstore.wal.writer import (
@@ -81,6 +88,7 @@ class CommitProtocol:
         writer: SegmentWriter,
         state: State,
         opening: Mapping[str, Any],
+        upkeep: Upkeep,
     ) -> None:
         self.prepared = self.tail = self.durable = state
         self.writer = writer
@@ -91,6 +99,7 @@ class CommitProtocol:
         self._slots = slots
         self._cache = cache
         self._opening = opening
+        self._upkeep = upkeep
         self._seq, self._chain = writer.seq, writer.chain
         self._dirty: dict[int, StagedObject] = {}
         """Objects in the log whose slots are not synced, by slot."""
@@ -105,11 +114,12 @@ class CommitProtocol:
         self._seq, self._chain = self.writer.seq, self.writer.chain
 
     def close(self) -> None:
-        """Close the files; nothing is in flight."""
+        """Close the files and end the upkeep; nothing is in flight."""
         for staged in self._dirty.values():
             self._staging.close(staged)
         self._dirty.clear()
         close_quietly(self.writer)
+        self._upkeep.finish(*self.writer.proven)
 
     def prepare(self, change: Change) -> None:
         """Fix the record and the state after it."""
@@ -283,10 +293,16 @@ class CommitProtocol:
         except OSError as error:
             if self._may_be_visible(old.index + 1):
                 self._context.poison(error)
+            elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+                # The old segment may go on while it has room; a later commit tries again.
+                temporary = self._context.path(f"{WAL_DIRECTORY}/{SEGMENT_TEMPORARY}")
+                unlink_quietly(self._context.fs, temporary)
+                return
             raise self._context.storage_error("starting a segment of the log", error) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
         close_quietly(old)
-        cut_zeros_quietly(self._context.fs, self._context.root, old.index)
+        cut_zeros_quietly(self._context.fs, self._context.root, old.index, old.offset)
+        self._upkeep.note(*self.writer.proven)
 
     def _make_tail_durable(self) -> None:
         """Sync objects, then the segment that is about to be sealed."""
@@ -311,9 +327,9 @@ class CommitProtocol:
             return True
 
 
-def cut_zeros_quietly(fs: FileSystem, root: str, index: int) -> None:
+def cut_zeros_quietly(fs: FileSystem, root: str, index: int, end: int | None = None) -> None:
     """Give back the zeros of a sealed segment; where that fails they only take space."""
     try:
-        cut_zeros(fs, root, index)
+        cut_zeros(fs, root, index, end)
     except OSError:
         return

@@ -1,10 +1,11 @@
 """The history: every record of every segment, and which commits the current line stands on.
 
 Contract: reads only, one segment at a time, so that asking for the newest few costs the newest
-segment. History stays across rewinds: a commit that a rewind left behind is still here, marked as
-not effective, and so are those of other branches. Of several commits of one step on the current
-line the newest is the effective one. Damage raises CorruptionError where it is reached; records
-newer than it have been given by then.
+segment; older ones come from the catalog where it has them (`records`). History stays across
+rewinds: a commit that a rewind left behind is still here, marked as not effective, and so are those
+of other branches. Of several commits of one step on the current line the newest is the effective
+one. Damage raises CorruptionError where it is reached; records newer than it have been given by
+then.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from shardstore.errors import CorruptionError
-from shardstore.format.names import segment_file
 from shardstore.fs.protocol import FileSystem
-from shardstore.wal.reader import LogRecord, Segment, list_segments, read_log, read_segment
+from shardstore.records import Record, all_records, commits_of_step
+from shardstore.wal.reader import read_log
 from shardstore.wal.state import State
 
 EFFECTIVE, REPEATED, REWOUND, BRANCHED = "effective", "repeated", "rewound", "branched"
@@ -41,6 +41,7 @@ class Entry:
     kept: bool
     """Whether the commit can still be named."""
     body: Mapping[str, Any]
+    """The record; of an old one perhaps without what only the state needs."""
 
     @property
     def effective(self) -> bool:
@@ -52,7 +53,9 @@ class Entry:
         value |= {"id": self.id, "step": self.step}
         if self.type == "commit":
             value |= {"status": self.status, "effective": self.effective, "kept": self.kept}
-        return value | {key: self.body[key] for key in _FIELDS[self.type] if key in self.body}
+        return value | {
+            key: self.body[key] for key in _FIELDS.get(self.type, ()) if key in self.body
+        }
 
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -82,32 +85,23 @@ def read_history(
     return iter(list(entries)[::-1]) if oldest_first else entries
 
 
+def read_step(fs: FileSystem, root: str, step: int) -> list[Entry]:
+    """The commits of a step on any line, newest first."""
+    view = read_log(fs, root)
+    steps: set[int] = set()
+    records = commits_of_step(fs, root, view, step)
+    return [_entry(record, view.state, steps) for record in records]
+
+
 def _newest_first(fs: FileSystem, root: str, commits_only: bool) -> Iterator[Entry]:
     view = read_log(fs, root)
     steps: set[int] = set()
-    for record in _records(fs, root, view.segment, view.records):
+    for record in all_records(fs, root, view):
         if not commits_only or record.body["type"] == "commit":
             yield _entry(record, view.state, steps)
 
 
-def _records(
-    fs: FileSystem, root: str, newest: Segment, accepted: list[LogRecord]
-) -> Iterator[LogRecord]:
-    """All records that count, each once: copies stand in the segment that took over."""
-    yield from reversed(accepted)
-    header = newest.header
-    indices = set(list_segments(fs, root))
-    while header["predecessor"] is not None:
-        index, cut = int(header["predecessor"]["index"]), int(header["predecessor"]["cut"])
-        if index not in indices:
-            path = f"{root}/{segment_file(index)}"
-            raise CorruptionError("a segment of the log is missing", file=path)
-        segment = read_segment(fs, root, index, cut=cut)
-        yield from reversed(segment.records)
-        header = segment.header
-
-
-def _entry(record: LogRecord, state: State, steps: set[int]) -> Entry:
+def _entry(record: Record, state: State, steps: set[int]) -> Entry:
     body = record.body
     kind = str(body["type"])
     status: str | None = None

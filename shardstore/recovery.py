@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardstore.catalog import check_not_ahead, find_mark
 from shardstore.commit_protocol import cut_zeros_quietly
 from shardstore.context import Settings
 from shardstore.errors import (
@@ -30,7 +31,7 @@ from shardstore.format.names import (
     SEGMENT_TEMPORARY,
     STORE_FILE,
     WAL_DIRECTORY,
-    segment_file,
+    packed_index,
     segment_index,
     slot_file,
     slot_of,
@@ -40,8 +41,9 @@ from shardstore.fs.protocol import FileSystem
 from shardstore.pins import make_pins
 from shardstore.session import Session
 from shardstore.slots import SlotTable
+from shardstore.upkeep import Upkeep
 from shardstore.wal.follower import LogFollower
-from shardstore.wal.reader import LogView, durable_state, list_segments, read_bytes, read_log
+from shardstore.wal.reader import LogView, durable_state, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
@@ -169,7 +171,9 @@ def read_store_file(fs: FileSystem, root: str) -> str:
 def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
     """What opening for writing would do. Reads only."""
     uuid = read_store_file(fs, root)
+    mark, _ = find_mark(fs, root, uuid)
     view = read_log(fs, root, uuid=uuid, assume_power_cut=assume_power_cut)
+    check_not_ahead(root, mark, view)
     head, needed = view.state.head, view.state.needed()
     files = _slot_files(fs, root)
     found = Plan(
@@ -213,8 +217,11 @@ def open_for_write(
         session.close()
         raise
     slots.unlink_odd()
-    session.start_writing(writer, slots)
-    cut_zeros_quietly(fs, root, view.segment.index)
+    upkeep = Upkeep(fs, root, uuid, find_mark(fs, root, uuid)[0])
+    session.start_writing(writer, slots, upkeep)
+    segment = view.segment
+    cut_zeros_quietly(fs, root, segment.index, None if segment.torn else segment.end)
+    upkeep.note(*writer.proven)
     return session, found
 
 
@@ -222,7 +229,10 @@ def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
     """Replay in memory; changes no byte."""
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
-    return reading_session(fs, root, uuid, read_log(fs, root, uuid=uuid), settings)
+    mark, _ = find_mark(fs, root, uuid)
+    view = read_log(fs, root, uuid=uuid)
+    check_not_ahead(root, mark, view)
+    return reading_session(fs, root, uuid, view, settings)
 
 
 def reading_session(
@@ -260,8 +270,9 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
         for path in files.get(slot) or [slot_file(slot, RAW)]:
             _sync_file(fs, f"{root}/{path}")
     if view.copied:
-        for index in list_segments(fs, root):
-            _sync_file(fs, f"{root}/{segment_file(index)}")
+        for name in fs.list_directory(f"{root}/{WAL_DIRECTORY}"):
+            if segment_index(name) is not None or packed_index(name) is not None:
+                _sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
         _sync_file(fs, f"{root}/{STORE_FILE}")
 
 

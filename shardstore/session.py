@@ -31,6 +31,7 @@ from shardstore.pipeline import Pipeline
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject
 from shardstore.staging import Staging
+from shardstore.upkeep import Upkeep
 from shardstore.wal.state import State
 from shardstore.wal.writer import SegmentWriter
 from shardstore.workers import Done, Job
@@ -90,7 +91,7 @@ class Session:
         self._ahead: dict[ObjectRef, Job[None]] = {}
         """Objects that are being prefetched."""
 
-    def start_writing(self, writer: SegmentWriter, slots: SlotTable) -> None:
+    def start_writing(self, writer: SegmentWriter, slots: SlotTable, upkeep: Upkeep) -> None:
         """Make this a session that writes: called once, when the new segment is visible."""
         self._slots = slots
         self._staging = Staging(self.context, slots, self.pool)
@@ -103,6 +104,7 @@ class Session:
             writer=writer,
             state=self._seen,
             opening=self.opening,
+            upkeep=upkeep,
         )
         self._pipeline = Pipeline(self.context, self._staging, protocol)
 

@@ -9,9 +9,18 @@ import click
 
 from shardstore.cli.common import command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, json_line, shown, time_text
+from shardstore.errors import UsageError
 from shardstore.format.policy import Retention
 from shardstore.fs.posix import PosixFileSystem
-from shardstore.history import BRANCHED, EFFECTIVE, REPEATED, REWOUND, Entry, read_history
+from shardstore.history import (
+    BRANCHED,
+    EFFECTIVE,
+    REPEATED,
+    REWOUND,
+    Entry,
+    read_history,
+    read_step,
+)
 
 _SHOWN_BY_DEFAULT = 20
 _METRICS_SHOWN = 6
@@ -21,11 +30,12 @@ _MARKS = {EFFECTIVE: "*", REPEATED: "=", REWOUND: "-", BRANCHED: "/"}
 @command(
     "log",
     example="shardstore log run -n 5\nshardstore log run --json\n"
-    "shardstore log run --jsonl history.jsonl",
+    "shardstore log run --step 1200\nshardstore log run --jsonl history.jsonl",
 )
 @path_argument
 @click.option("-n", "count", type=click.IntRange(min=1), help="Only the newest COUNT.")
 @click.option("--all", "everything", is_flag=True, help="Records of every kind, without limit.")
+@click.option("--step", type=click.IntRange(min=0), help="Only the commits of this step.")
 @json_option
 @click.option(
     "--jsonl",
@@ -33,7 +43,14 @@ _MARKS = {EFFECTIVE: "*", REPEATED: "=", REWOUND: "-", BRANCHED: "/"}
     type=click.Path(dir_okay=False, allow_dash=True),
     help="Write JSON lines, oldest first, to a file (- for standard output).",
 )
-def log(path: str, count: int | None, everything: bool, as_json: bool, export: str | None) -> None:
+def log(
+    path: str,
+    count: int | None,
+    everything: bool,
+    step: int | None,
+    as_json: bool,
+    export: str | None,
+) -> None:
     """Show the history of the store at PATH, newest first, with each commit's metrics.
 
     Marks: * the effective commit of its step on the current line, = one that a newer commit of
@@ -41,17 +58,22 @@ def log(path: str, count: int | None, everything: bool, as_json: bool, export: s
     People get the newest 20 commits unless -n or --all says otherwise; --json and --jsonl give all
     of them. In JSON, NaN and infinities are the strings "NaN", "Infinity" and "-Infinity".
     """
+    if step is not None and (everything or export or count):
+        raise UsageError("--step goes with --json only; leave out -n, --all and --jsonl")
     limit = count
     if limit is None and not (everything or as_json or export):
         limit = _SHOWN_BY_DEFAULT + 1
     with reading(path) as root:
-        entries = read_history(
-            PosixFileSystem(),
-            root,
-            commits_only=not everything,
-            limit=limit,
-            oldest_first=export is not None,
-        )
+        if step is not None:
+            entries = iter(read_step(PosixFileSystem(), root, step))
+        else:
+            entries = read_history(
+                PosixFileSystem(),
+                root,
+                commits_only=not everything,
+                limit=limit,
+                oldest_first=export is not None,
+            )
         if export:
             _export(entries, export, path, as_json=as_json)
         elif as_json:

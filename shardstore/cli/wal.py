@@ -9,12 +9,11 @@ import click
 from shardstore.cli.common import EXIT_DAMAGE, EXIT_OK, command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, facts, json_line, shown, table
 from shardstore.errors import CorruptionError, UsageError
-from shardstore.format.names import segment_file
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.scan import SegmentScan, scan_segment
 from shardstore.recovery import read_store_file
-from shardstore.wal.reader import LogRecord, list_segments, read_bytes
+from shardstore.wal.reader import LogRecord, list_segments, read_segment_bytes
 
 
 @command("wal", example="shardstore wal run\nshardstore wal run --segment 0 --json")
@@ -45,11 +44,11 @@ def _scan(fs: FileSystem, root: str, wanted: int | None) -> tuple[SegmentScan, i
         raise UsageError(f"there is no segment {index}; found {', '.join(map(str, indices))}")
     cut = None
     if index + 1 in indices:
-        path = f"{root}/{segment_file(index + 1)}"
-        link = scan_segment(read_bytes(fs, path), path, index + 1).header.get("predecessor")
+        path, data = read_segment_bytes(fs, root, index + 1)
+        link = scan_segment(data, path, index + 1).header.get("predecessor")
         cut = int(link["cut"]) if link else None
-    path = f"{root}/{segment_file(index)}"
-    return scan_segment(read_bytes(fs, path), path, index, cut=cut), cut
+    path, data = read_segment_bytes(fs, root, index)
+    return scan_segment(data, path, index, cut=cut), cut
 
 
 def _frame(record: LogRecord) -> dict[str, Any]:

@@ -22,6 +22,7 @@ RECORD_MAGIC = b"SSFR"
 HEADER_MAGIC = b"SSWH"
 
 _DIGEST_AT, _RECORD_AT = 90, 123
+_ZEROS = bytes(64 * 1024)
 _ENVELOPE = re.compile(
     rb"(SSFR|SSWH) ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{16}) ([0-9a-f]{32})"
     rb" ([0-9a-f]{16}) ([0-9a-f]{32})\n"
@@ -141,7 +142,12 @@ def judge_tail(data: bytes, bad: BadFrame, *, salt: str, seq: int) -> BadFrame |
 
 def is_zero(data: bytes, begin: int, end: int) -> bool:
     """Whether the bytes from begin to end are all zero."""
-    return data[begin:end] == bytes(max(0, min(end, len(data)) - begin))
+    end = min(end, len(data))
+    for at in range(begin, end, len(_ZEROS)):
+        piece = data[at : min(end, at + len(_ZEROS))]
+        if piece != _ZEROS[: len(piece)]:
+            return False
+    return True
 
 
 def _bad(offset: int, what: str, expected: bytes, found: bytes) -> BadFrame:

@@ -13,8 +13,10 @@ STORE_FILE = "STORE"
 LOCK_FILE = "LOCK"
 PINS_FILE = "PINS"
 WAL_DIRECTORY = "wal"
+CATALOG_DIRECTORY = "catalog"
 OBJECTS_DIRECTORY = "objects"
 SEGMENT_TEMPORARY = "tmp"
+PACKED_TEMPORARY = "tmp.zst"
 SNAPSHOT_SHARD = "__snapshot__"
 FIRST_BRANCH = "main"
 RAW = "raw"
@@ -28,6 +30,7 @@ REF_BYTES_MAX = 255
 _PADDING = re.compile(r"__pad_\d+__\Z")
 _REF = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _SEGMENT = re.compile(r"([0-9a-f]{16})\.wal\Z")
+_PACKED = re.compile(r"([0-9a-f]{16})\.wal\.zst\Z")
 _SLOT = re.compile(rf"([0-9a-f]{{6,}})\.({'|'.join(FORMATS)})\Z")
 
 
@@ -72,6 +75,17 @@ def segment_file(index: int) -> str:
 def segment_index(file_name: str) -> int | None:
     """Index of a segment from its name inside `wal/`, None for any other file."""
     match = _SEGMENT.match(file_name)
+    return int(match.group(1), 16) if match else None
+
+
+def packed_file(index: int) -> str:
+    """Path of a compressed log segment inside the store."""
+    return f"{segment_file(index)}.zst"
+
+
+def packed_index(file_name: str) -> int | None:
+    """Index of a compressed segment from its name inside `wal/`, None for any other file."""
+    match = _PACKED.match(file_name)
     return int(match.group(1), 16) if match else None
 
 

@@ -20,6 +20,14 @@ def close_quietly(file: Closable) -> None:
         return
 
 
+def unlink_quietly(fs: FileSystem, path: str) -> None:
+    """Remove a temporary file; one that stays is replaced by the next."""
+    try:
+        fs.unlink(path)
+    except OSError:
+        return
+
+
 def storage_error(
     fs: FileSystem, root: str, doing: str, error: OSError, *, needed: int = 0
 ) -> StorageError:

@@ -326,6 +326,9 @@ class FaultyFileSystem:
     def in_memory(self, path: str) -> bool:
         return self.perform(Operation("in_memory", path), lambda: self.inner.in_memory(path))
 
+    def host_path(self, path: str) -> str | None:
+        return self.inner.host_path(path)
+
     def free_bytes(self, path: str) -> int:
         return self.perform(Operation("free_bytes", path), lambda: self.inner.free_bytes(path))
 

@@ -364,6 +364,10 @@ class MemoryFileSystem(CrashableState):
             self._resolve(path)
             return self.volatile
 
+    def host_path(self, path: str) -> str | None:
+        """Nothing outside this process can see it."""
+        return None
+
     def free_bytes(self, path: str) -> int:
         with self._mutex:
             self.check_alive()

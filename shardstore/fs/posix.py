@@ -331,6 +331,9 @@ class PosixFileSystem:
     def in_memory(self, path: str) -> bool:
         return lives_in_memory(os.stat(path).st_dev)
 
+    def host_path(self, path: str) -> str | None:
+        return path
+
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize

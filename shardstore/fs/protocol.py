@@ -134,6 +134,9 @@ class FileSystem(Protocol):
         """Whether the file system below `path` is known to live in memory only: syncs then return
         and prove nothing."""
 
+    def host_path(self, path: str) -> str | None:
+        """Where other libraries find the file; None where no real file is."""
+
     def boot_id(self) -> str:
         """Identifies the running kernel: what a dead process wrote is still there while it
         stays the same."""

@@ -1,12 +1,12 @@
 """Looks for damage in a store and says all that it finds; changes no byte.
 
-Quick: STORE, the log with every frame and what links the segments, and of each needed object file,
-size, header and labels. Deep: every byte of every needed object too. Unfinished work that the next
-opening for writing sorts out is a note, not damage. A writer may be at work meanwhile: what is
-checked is pinned, and objects that it had freed before that are left out.
+Quick: STORE, the log with every frame and what links the segments, the catalog, and of each needed
+object file, size, header and labels. Deep: every byte of every needed object too. Unfinished work
+that the next opening for writing sorts out is a note, not damage. A writer may be at work
+meanwhile: what is checked is pinned, and objects that it had freed before that are left out.
 
-Neighbours: `scan` reads a segment past its damage, `log_check` the log, `object_check` an object.
-`recovery` repairs; nothing here does.
+Neighbours: `scan` reads a segment past its damage, `log_check` the log, `catalog_check` the
+catalog, `object_check` an object. `recovery` repairs; nothing here does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardstore.catalog import find_mark
 from shardstore.errors import CorruptionError, StorageError
 from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.fs.protocol import FileSystem
+from shardstore.fsck.catalog_check import check_catalog
 from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadable
 from shardstore.fsck.log_check import LogCheck, check_log
 from shardstore.fsck.object_check import ObjectChecker
@@ -69,9 +71,12 @@ def fsck(
         report.findings.append(from_error(error, advice="restore STORE from a copy of the store"))
     pins = Pins(fs, root)
     try:
+        marks = find_mark(fs, root, uuid) if uuid is not None else (None, [])  # before the log
         log = check_log(fs, root, uuid)
         report.findings += log.findings
         report.segments, report.records = log.segments, log.records
+        if log.view is not None:
+            report.findings += check_catalog(fs, root, marks, log.view)
         if log.state is not None:
             pins.hold(log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardstore.errors import CorruptionError
-from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file, segment_index
+from shardstore.format.names import (
+    PACKED_TEMPORARY,
+    SEGMENT_TEMPORARY,
+    WAL_DIRECTORY,
+    packed_index,
+    segment_file,
+    segment_index,
+)
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import LOG_ADVICE, Finding, damage, from_error, note, unreadable
 from shardstore.fsck.scan import SegmentScan, scan_segment
@@ -18,8 +25,8 @@ from shardstore.wal.reader import (
     LogView,
     fold,
     list_segments,
-    read_bytes,
     read_log,
+    read_segment_bytes,
 )
 from shardstore.wal.state import State
 
@@ -101,9 +108,13 @@ def _read(
     scan = SegmentScan(file=path, index=index, size=0)
     for _ in range(REREADS if newest else 1):
         try:
-            scan = scan_segment(read_bytes(fs, path), path, index, cut=cut)
+            path, data = read_segment_bytes(fs, root, index)
+            scan = scan_segment(data, path, index, cut=cut)
         except OSError as error:
             scan.findings.append(unreadable(path, error))
+            return scan
+        except CorruptionError as error:
+            scan.findings.append(from_error(error, advice=LOG_ADVICE))
             return scan
         if not scan.damaged:
             break
@@ -148,6 +159,7 @@ def _fold_newest(fs: FileSystem, root: str, check: LogCheck) -> None:
         if not scan.damaged:
             check.view = read_log(fs, root)
             check.state = check.view.state
+            fold(scan.records, int(scan.header["copies"]), root)  # with every `put` parsed
             return
         copies = int(scan.header.get("copies", 0)) if scan.header else 0
         whole = scan.records[: scan.whole_count]
@@ -167,11 +179,17 @@ def _grew(fs: FileSystem, root: str, check: LogCheck) -> bool:
 
 def _check_directory(fs: FileSystem, root: str, check: LogCheck) -> None:
     directory = f"{root}/{WAL_DIRECTORY}"
-    for name in fs.list_directory(directory):
-        if name == SEGMENT_TEMPORARY:
+    names = fs.list_directory(directory)
+    for name in names:
+        if name in (SEGMENT_TEMPORARY, PACKED_TEMPORARY):
+            doing = "made" if name == SEGMENT_TEMPORARY else "compressed"
             check.findings.append(
-                note("a segment that was being made; the next opening replaces it",
+                note(f"a segment that was being {doing}; the next one replaces it",
                      f"{directory}/{name}")
             )  # fmt: skip
+        elif packed_index(name) is not None:
+            if segment_file(packed_index(name) or 0).rpartition("/")[2] in names:
+                what = "a compressed segment beside the plain one, which counts"
+                check.findings.append(note(what, f"{directory}/{name}"))
         elif segment_index(name) is None:
             check.findings.append(note("not a file of the store", f"{directory}/{name}"))

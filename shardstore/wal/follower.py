@@ -76,6 +76,7 @@ class LogFollower:
         state = self._state.copy()
         for record in news:
             state.apply(record.body, record.chain)
+        state.resolve()
         for record in news:
             kept = state.commits.get(record.seq)
             if kept is not None and record.body["type"] == "commit":

@@ -6,13 +6,13 @@ and the boot id only (rule 4 of docs/design.md). Errors are CorruptionError with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import CorruptionError
 from shardstore.format.frames import (
+    BLOCK,
     HEADER_MAGIC,
     RECORD_MAGIC,
     BadFrame,
@@ -24,10 +24,14 @@ from shardstore.format.manifest import CommitInfo, manifest_digest
 from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
+    packed_file,
+    packed_index,
     segment_file,
     segment_index,
 )
+from shardstore.format.packed import unpack_segment
 from shardstore.fs.protocol import FileSystem
+from shardstore.wal.deferred import decode_record
 from shardstore.wal.state import FoldError, State
 
 REREADS = 8
@@ -86,20 +90,51 @@ class LogView:
 
 
 def list_segments(fs: FileSystem, root: str) -> list[int]:
-    """Indices of the visible segments, ascending."""
-    names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
-    return sorted(index for name in names if (index := segment_index(name)) is not None)
+    """Indices of the visible segments, compressed or not, ascending."""
+    return _indices(fs.list_directory(f"{root}/{WAL_DIRECTORY}"))
+
+
+def _indices(names: list[str]) -> list[int]:
+    found = {segment_index(name) for name in names} | {packed_index(name) for name in names}
+    return sorted(index for index in found if index is not None)
+
+
+def read_segment_bytes(fs: FileSystem, root: str, index: int) -> tuple[str, bytes]:
+    """A segment's path and bytes; of one that is there in both forms the plain one counts."""
+    path = f"{root}/{segment_file(index)}"
+    try:
+        return path, read_bytes(fs, path)
+    except FileNotFoundError as error:
+        packed = f"{root}/{packed_file(index)}"
+        try:
+            data = read_bytes(fs, packed)
+        except FileNotFoundError:
+            raise error from None
+        return packed, unpack_segment(data, packed)
 
 
 def read_segment(fs: FileSystem, root: str, index: int, *, cut: int | None = None) -> Segment:
     """Read and check one segment; with `cut` only what lies before that offset counts."""
     for attempt in range(REREADS):
         try:
-            return _scan(_read_file(fs, root, index), index, cut)
+            return _scan(read_segment_bytes(fs, root, index), index, cut)
         except CorruptionError:
             if attempt == REREADS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def segment_header(fs: FileSystem, root: str, index: int) -> Mapping[str, Any]:
+    """A segment's header alone, checked by itself."""
+    path = f"{root}/{segment_file(index)}"
+    try:
+        data = read_bytes(fs, path, limit=BLOCK)
+    except FileNotFoundError:
+        path, data = read_segment_bytes(fs, root, index)
+    frame = parse_frame(data, 0)
+    if isinstance(frame, BadFrame):
+        raise _corruption(path, frame)
+    return decode(path, frame)
 
 
 def read_log(
@@ -109,12 +144,7 @@ def read_log(
 
     With `uuid`, what STORE says, a segment of another store is refused.
     """
-    indices = list_segments(fs, root)
-    if not indices:
-        raise CorruptionError(
-            "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
-        )
-    segment = read_segment(fs, root, indices[-1])
+    segment = read_segment(fs, root, _newest(fs, root))
     if uuid is not None and segment.header["uuid"] != uuid:
         raise CorruptionError(
             "this segment belongs to another store",
@@ -152,6 +182,24 @@ def durable_state(view: LogView, root: str) -> State:
     return fold(view.records[:count], int(view.segment.header["copies"]), root)
 
 
+def _newest(fs: FileSystem, root: str) -> int:
+    """Index of the newest segment; a compressed one has two successors, so it never is that."""
+    names = fs.list_directory(f"{root}/{WAL_DIRECTORY}")
+    indices = _indices(names)
+    if not indices:
+        raise CorruptionError(
+            "the log has no segment", file=f"{root}/{WAL_DIRECTORY}", expected="one", found="none"
+        )
+    index = indices[-1]
+    if segment_file(index).rpartition("/")[2] not in names:
+        raise CorruptionError(
+            "the newest segments of the log are missing: the newest that is there is compressed, "
+            "and one is compressed only when two follow it", file=f"{root}/{packed_file(index)}",
+            expected="two segments behind it", found="none",
+        )  # fmt: skip
+    return index
+
+
 def fold(records: list[LogRecord], copies: int, root: str) -> State:
     """The state after a segment's records; copies come before the opening that includes them."""
     state = State()
@@ -164,6 +212,13 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
                 file=f"{root}/{segment_file(record.segment)}",
                 offset=record.frame.offset,
             ) from error
+    try:
+        state.resolve()
+    except (TypeError, ValueError) as error:
+        raise CorruptionError(
+            f"a record's references are not readable: {error}",
+            file=f"{root}/{segment_file(records[-1].segment)}",
+        ) from error
     for record in records:
         kept = state.commits.get(record.seq)
         if kept is not None and record.body["type"] == "commit":
@@ -171,20 +226,16 @@ def fold(records: list[LogRecord], copies: int, root: str) -> State:
     return state
 
 
-def read_bytes(fs: FileSystem, path: str) -> bytes:
-    """The whole of a small file."""
+def read_bytes(fs: FileSystem, path: str, *, limit: int | None = None) -> bytes:
+    """The whole of a small file, or its beginning."""
     file = fs.open(path, "read")
     try:
-        buffer = bytearray(file.size())
+        size = file.size()
+        buffer = bytearray(size if limit is None else min(size, limit))
         count = file.pread(0, buffer)
-        return bytes(buffer[:count])
+        return bytes(memoryview(buffer)[:count])
     finally:
         file.close()
-
-
-def _read_file(fs: FileSystem, root: str, index: int) -> tuple[str, bytes]:
-    path = f"{root}/{segment_file(index)}"
-    return path, read_bytes(fs, path)
 
 
 def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
@@ -275,7 +326,7 @@ def _end_of_log(path: str, data: bytes, bad: BadFrame, *, salt: str, seq: int) -
 def decode(path: str, frame: Frame) -> dict[str, Any]:
     """A frame's record."""
     try:
-        value = json.loads(frame.record)
+        value = decode_record(frame.record)
     except ValueError as error:
         what = f"a record is not JSON: {error}"
         raise CorruptionError(what, file=path, offset=frame.offset) from error

@@ -22,6 +22,7 @@ from shardstore.format.manifest import (
 )
 from shardstore.format.names import FIRST_BRANCH
 from shardstore.format.policy import DEFAULT, Retention
+from shardstore.wal.deferred import DeferredManifest, DeferredRows
 
 FIRST_LINE = 1
 Record = Mapping[str, Any]
@@ -119,11 +120,6 @@ class State:
         parent = None if head is None else self.commits[head]
         if record["parent"] != head or (parent and record["parent_chain"] != parent.chain):
             raise FoldError(f"commit {seq} names parent {record['parent']}, the head is {head}")
-        manifest = dict(parent.manifest) if parent else {}
-        for shard, part in record["remove"]:
-            del manifest[shard, part]
-        for shard, part, reference in record["put"]:
-            manifest[shard, part] = ObjectRef(*reference)
         self.commits[seq] = CommitInfo(
             seq=seq,
             chain=chain,
@@ -133,7 +129,7 @@ class State:
             time=record["time"],
             parent=head,
             txn=record["txn"],
-            manifest=manifest,
+            manifest=_manifest_after(parent.manifest if parent else {}, record),
             metadata=record["metadata"],
             blobs=record["blobs"],
         )
@@ -224,6 +220,12 @@ class State:
         for seq in record["unkeep"]:
             del self.commits[seq]
 
+    def resolve(self) -> None:
+        """Work out the manifests that replay put off."""
+        for seq, commit in self.commits.items():
+            if isinstance(commit.manifest, DeferredManifest):
+                self.commits[seq] = replace(commit, manifest=commit.manifest.resolve())
+
     # ------------------------------------------------------------------ the summary
 
     def to_json(self) -> dict[str, Any]:
@@ -279,6 +281,19 @@ _APPLY = {
     "retention": State._retention,
     "unkeep": State._only_unkeep,
 }
+
+
+def _manifest_after(before: Manifest, record: Record) -> Manifest:
+    """The parent's manifest with the record's changes; put off where the record's `put` is."""
+    put, remove = record["put"], record["remove"]
+    if isinstance(put, DeferredRows) and not remove:
+        return DeferredManifest(before, put, record["expect"])
+    manifest = dict(before)
+    for shard, part in remove:
+        del manifest[shard, part]
+    for shard, part, reference in put:
+        manifest[shard, part] = ObjectRef(*reference)
+    return manifest
 
 
 def changed_parts(parent: Manifest, manifest: Manifest) -> tuple[list[Part], list[Part]]:

@@ -18,7 +18,7 @@ from shardstore.fs.protocol import File, FileSystem
 from shardstore.wal.reader import LogView, read_bytes
 
 PREWRITE_BYTES = 4 * 1024 * 1024
-COMMITS_PER_SEGMENT = 1000
+COMMITS_PER_SEGMENT = 500
 SEGMENT_BYTES = 16 * 1024 * 1024
 ZEROS = bytes(1024 * 1024)
 
@@ -45,6 +45,7 @@ class EncodedRecord:
     predecessor: str
     chain: str
     is_commit: bool
+    durable: bool
 
 
 def encode(record: Mapping[str, Any], predecessor: str) -> EncodedRecord:
@@ -56,6 +57,7 @@ def encode(record: Mapping[str, Any], predecessor: str) -> EncodedRecord:
         predecessor=predecessor,
         chain=chain_hash(predecessor, encoded),
         is_commit=record["type"] == "commit",
+        durable=bool(record["durable"]),
     )
 
 
@@ -82,6 +84,9 @@ class SegmentWriter:
         """Where the next frame goes."""
         self.log_synced = seq
         self.commits = 0
+        self.proven = (seq, chain)
+        """The newest record, with its chain hash, that no power cut can take any more."""
+        self._whole = self.proven
         self._file = file
         self._salt = salt
         self._zeros_end = zeros_end
@@ -107,11 +112,14 @@ class SegmentWriter:
         self.seq = record.seq
         self.offset += len(frame)
         self.commits += record.is_commit
+        if record.durable:
+            self._whole = (record.seq, record.chain)
 
     def sync(self) -> None:
         """The commit point: every appended record is durable once this returned."""
         self._file.datasync()
         self.log_synced = self.seq
+        self.proven = self._whole
 
     def close(self) -> None:
         self._file.close()
@@ -182,10 +190,11 @@ def write_zeros(file: File, begin: int, end: int) -> None:
         file.pwrite(at, memoryview(ZEROS)[: min(len(ZEROS), end - at)])
 
 
-def cut_zeros(fs: FileSystem, root: str, index: int) -> None:
-    """Cut a sealed segment to its length; what an interrupted write left there stays."""
+def cut_zeros(fs: FileSystem, root: str, index: int, end: int | None = None) -> None:
+    """Cut a sealed segment to its length: `end` where only zeros are known to lie behind it, else
+    whatever holds all that is not zero, since what an interrupted write left there stays."""
     path = f"{root}/{segment_file(index)}"
-    length = len(read_bytes(fs, path).rstrip(b"\0"))
+    length = len(read_bytes(fs, path).rstrip(b"\0")) if end is None else end
     file = fs.open(path, "write")
     try:
         file.truncate(-(-length // BLOCK) * BLOCK)

@@ -242,6 +242,15 @@ def test_log_exports_json_lines(store: Path, tmp_path: Path) -> None:
     run("log", store, "--jsonl", tmp_path / "none" / "x", code=8)
 
 
+@pytest.mark.req("S22")
+def test_log_finds_a_step(store: Path) -> None:
+    rows = run_json("log", store, "--step", "2")
+    assert rows == [row for row in run_json("log", store) if row["step"] == 2] != []
+    assert "step 2" in run("log", store, "--step", "2").stdout
+    assert run_json("log", store, "--step", "99") == []
+    run("log", store, "--step", "2", "--all", code=16)
+
+
 def test_snapshots_are_listed(store: Path) -> None:
     (row,) = run_json("snapshots", store)
     assert (row["name"], row["step"]) == ("early", 2)

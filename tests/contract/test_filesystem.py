@@ -433,6 +433,8 @@ def test_facts_about_the_host(place: Place) -> None:
     assert fs.free_bytes(place.root) > 0
     with pytest.raises(FileNotFoundError):
         fs.free_bytes(place.path("x"))
+    seen = fs.host_path(place.path("x"))
+    assert seen is None or seen == place.path("x")
     assert fs.boot_id() == fs.boot_id() != ""
     assert 1_600_000_000 < fs.now() <= fs.now()
     assert len(fs.random_bytes(16)) == 16

@@ -68,6 +68,7 @@ OPENING = (
 )
 ROLL = "at a roll: each sync"
 CREATE = "create: each sync and order"
+COMPRESS = "compress: each sync and order"
 BESIDE = "beside the table"
 
 MUTATIONS = (
@@ -237,6 +238,24 @@ MUTATIONS = (
         patch=patches.store_first,
     ),
     Mutation(
+        rule=COMPRESS,
+        name="the compressed file is not synced before its rename",
+        scenario="compress",
+        mutate=_skip("work", "datasync", "*/wal/tmp.zst"),
+    ),
+    Mutation(
+        rule=COMPRESS,
+        name="wal/ is not synced before the plain segment is unlinked",
+        scenario="compress",
+        patch=patches.unlink_unsynced,
+    ),
+    Mutation(
+        rule=COMPRESS,
+        name="the plain segment is unlinked before the rename",
+        scenario="compress",
+        patch=patches.unlink_before_rename,
+    ),
+    Mutation(
         rule=BESIDE,
         name="an opening goes on in the segment that it found",
         scenario="failed append",
@@ -273,7 +292,10 @@ NOT_YET = (
         "at opening: sync of wal/ before the new segment is made",
         "the sync after its rename covers the same names before anything depends on them",
     ),
-    ("compress: each sync and order", "segments are not compressed yet"),
+    (
+        "compress: sync of wal/ after the unlink",
+        "without it both forms may be there after a power cut, and the plain one counts",
+    ),
 )
 
 

@@ -11,13 +11,20 @@ from unittest.mock import patch
 from shardstore import collecting, pinned_view, recovery, snapshot
 from shardstore.commit_protocol import CommitProtocol
 from shardstore.context import Context
-from shardstore.format.names import STORE_FILE, segment_file
+from shardstore.format.names import (
+    PACKED_TEMPORARY,
+    STORE_FILE,
+    WAL_DIRECTORY,
+    packed_file,
+    segment_file,
+)
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import Pins
 from shardstore.ref_records import publish
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.transaction import Transaction
+from shardstore.wal import compress
 from shardstore.wal.reader import LogView, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, SegmentWriter, make_segment, predecessor_of
@@ -125,6 +132,28 @@ def store_first() -> Iterator[None]:
 
     with patch.object(recovery, "make_segment", early), patch.object(recovery, "create", created):
         yield
+
+
+def unlink_before_rename() -> Patch:
+    return patch.object(compress, "_replace", _replacing(unlink_first=True))
+
+
+def unlink_unsynced() -> Patch:
+    return patch.object(compress, "_replace", _replacing(unlink_first=False))
+
+
+def _replacing(*, unlink_first: bool) -> Any:
+    def replace(fs: FileSystem, root: str, index: int) -> None:
+        directory, packed = f"{root}/{WAL_DIRECTORY}", f"{root}/{packed_file(index)}"
+        if unlink_first:
+            fs.unlink(f"{root}/{segment_file(index)}")
+            fs.sync_directory(directory)
+        fs.rename(f"{directory}/{PACKED_TEMPORARY}", packed)
+        if not unlink_first:
+            fs.unlink(f"{root}/{segment_file(index)}")
+        fs.sync_directory(directory)
+
+    return replace
 
 
 class _Forgiving:

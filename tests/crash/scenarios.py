@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shardstore.errors import PoisonedError, StorageError
 from shardstore.format.names import RAW, SAFETENSORS
+from shardstore.wal.compress import compress_segments
 from shardstore.wal.reader import read_bytes
 from tests.crash.oracle import ROOT, Violation
 from tests.crash.world import World
@@ -74,6 +75,12 @@ def start_copied(world: World) -> None:
                 data = read_bytes(fs, "/original" + path)
                 fs.open(ROOT + path, "create").pwrite(0, data)
     world.open()
+
+
+def start_with_old_segments(world: World) -> None:
+    start_with_spare(world)
+    for _ in range(7):
+        world.commit("a")
 
 
 def work(world: World) -> None:
@@ -304,6 +311,15 @@ def failed_roll(world: World) -> None:
     world.commit("b")
 
 
+def compress(world: World) -> None:
+    """Three segments are old enough; work goes on between the two runs."""
+    compress_segments(world.faulty, ROOT, bytes_min=0)
+    world.commit("a", "b")
+    for _ in range(3):
+        world.commit("a")
+    compress_segments(world.faulty, ROOT, bytes_min=0)
+
+
 def _check_poisoned(world: World) -> None:
     try:
         world.store.begin(1000)
@@ -339,6 +355,7 @@ SCENARIOS = {
         Scenario(name="reuse", prepare=start_with_spare, program=reuse),
         Scenario(name="convert", prepare=start_with_snapshot, program=convert),
         Scenario(name="roll", prepare=start_with_spare, program=roll),
+        Scenario(name="compress", prepare=start_with_old_segments, program=compress),
         Scenario(name="opening", prepare=start_with_spare, program=opening),
         Scenario(name="copy", prepare=start_copied, program=copy),
         Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),

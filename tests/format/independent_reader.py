@@ -177,9 +177,10 @@ class IndependentReader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.uuid = self._check_store()
-        self.segments = sorted((root / "wal").glob("*.wal"))
-        if not self.segments:
-            raise Damaged(root / "wal", 0, "no segment")
+        names = {path.name[:20] for path in (root / "wal").glob("*.wal*")}
+        self.segments = [root / "wal" / name for name in sorted(names)]
+        if not self.segments or not self.segments[-1].exists():
+            raise Damaged(root / "wal", 0, "no segment, or the newest is a compressed one (3.5)")
         self.segment = Segment(self.segments[-1])
         header = self.segment.header.record
         if header["uuid"] != self.uuid or header["index"] != int(self.segments[-1].stem, 16):

@@ -8,6 +8,7 @@ and the store must find the same head, or both refuse.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def root() -> Iterator[Path]:
                 with store.begin(step=step) as txn:
                     txn.stage("s", "p", {"x": np.arange(step)})
                     txn.commit(metadata={"long": "x" * length})
+        shutil.rmtree(path / "catalog")  # its mark knows more than the log: here the log is judged
         yield path
 
 

@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"wal"}),
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
-    frozenset({"foreign"}),
+    frozenset({"foreign", "upkeep"}),
     frozenset({"context", "host_cache", "loaded", "views"}),
     frozenset({"staged"}),
     frozenset({"staging"}),
@@ -42,6 +42,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"branches", "moves", "collecting"}),
     frozenset({"opening"}),
     frozenset({"store", "store_refs"}),
+    frozenset({"records"}),
     frozenset({"fsck", "history", "tiers", "archive", "legacy", "conversion"}),
     frozenset({"status", "compare", "probe"}),
     frozenset({"", "torch"}),

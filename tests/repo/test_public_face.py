@@ -16,6 +16,7 @@ from tests.repo.source_tree import ROOT, modules
 # Signals between layers, which the layer above turns into an error of the tree; the fakes of the
 # file system raise what stands for a process that died.
 INTERNAL = {
+    "shardstore.catalog.index.CatalogError",
     "shardstore.fs.memory_image.CrashPoint",
     "shardstore.fs.protocol.LockHeld",
     "shardstore.wal.state.FoldError",

@@ -20,6 +20,7 @@ from shardstore.errors import PoisonedError, ShardStoreError, StorageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
+from shardstore.wal.reader import list_segments
 from tests.support.stores import PARTS, commit, content, expected, open_store, values
 
 SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=4, host_budget_bytes=0)
@@ -407,3 +408,42 @@ def test_a_poisoned_store_refuses_everything_that_writes_and_still_reads() -> No
     with open_store(fs) as store:
         assert values(store, "one") == expected(1)
         assert store.head is not None and store.head.step == 2  # this time it had been written
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_fails_no_commit_while_the_old_segment_has_room(code: int) -> None:
+    """The segment that is due cannot be made; it is once there is space again."""
+    fs = MemoryFileSystem()
+    roomy = Settings(prewrite_bytes=256 * 1024, commits_per_segment=2)
+    faulty = FaultyFileSystem(fs)
+    with open_store(faulty, settings=roomy) as store:
+        for step in (1, 2):
+            commit(store, step)
+        segments = len(list_segments(fs, "run"))
+        rule = faulty.shorten("*/wal/tmp", kept_bytes=4096, times=None, error=code)
+        for step in (3, 4, 5):
+            commit(store, step)
+        assert rule.hits == 3
+        assert len(list_segments(fs, "run")) == segments and "tmp" not in fs.list_directory(
+            "run/wal"
+        )
+        faulty.clear()
+        commit(store, 6)
+        assert len(list_segments(fs, "run")) == segments + 1
+        assert values(store) == expected(6)
+    assert values(open_store(fs, "r")) == expected(6)
+
+
+def test_a_full_disk_at_a_roll_that_may_be_visible_poisons() -> None:
+    fs = MemoryFileSystem()
+    faulty = FaultyFileSystem(fs)
+    with open_store(faulty, settings=Settings(prewrite_bytes=8192, commits_per_segment=2)) as store:
+        for step in (1, 2):
+            commit(store, step)
+        faulty.fail("sync_directory", "*/wal", error=errno.ENOSPC)
+        with pytest.raises(StorageError):
+            commit(store, 3)
+        with pytest.raises(PoisonedError):
+            commit(store, 3)
+    with open_store(fs) as store:
+        assert values(store) == expected(2)
