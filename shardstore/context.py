@@ -38,7 +38,7 @@ class Settings:
     """Memory for buffers that the store holds by its own will: staged, prefetched and cached
     objects. None: a quarter of the machine's. What callers hold open is not refused."""
     io_threads: int | None = None
-    """Pieces in flight; 0 makes every call where it is asked for. None: 4, and 0 on a file system
+    """Pieces in flight; 0 makes every call where it is asked for. None: 2, and 0 on a file system
     whose calls do not overlap."""
     piece_bytes: int = PIECE_BYTES
     """Size of one transfer, a multiple of 4,096."""
@@ -56,7 +56,7 @@ class Settings:
     """Instead of threads of the store's own."""
 
 
-IO_THREADS = 4
+IO_THREADS = 2
 
 
 class Context:

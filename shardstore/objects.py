@@ -28,7 +28,7 @@ from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.workers import InlineWorkers, Job, Workers
 
-PIECE_BYTES = 8 * 1024 * 1024
+PIECE_BYTES = 16 * 1024 * 1024
 
 
 class ObjectReader:
