@@ -177,6 +177,8 @@ class _Check:
         self._path = path
         self._what = what
         self._data: DataCheck | None = None
+        self._checked = 0
+        """Where the data's check has got to."""
         self._header: ObjectHeader | None = None
 
     def advance(self, end: int) -> None:
@@ -190,10 +192,11 @@ class _Check:
             self._header = check_header(region, self._part, self._reference, self._path, self._what)
             with naming(self._what):
                 check_size(self._header.layout, len(self._view), self._path)
-            self._data = DataCheck(self._header, self._view, file=self._path)
+            self._data = DataCheck(self._header, file=self._path)
         with naming(self._what):
-            for error in self._data.advance(end):
+            for error in self._data.feed(self._checked, self._view[self._checked : end]):
                 raise error
+        self._checked = end
 
     def header(self) -> ObjectHeader:
         assert self._header is not None

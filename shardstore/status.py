@@ -20,7 +20,8 @@ from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import Finding, fsck
 from shardstore.fsck.findings import LOG_ADVICE, from_error
-from shardstore.fsck.object_check import ObjectChecker
+from shardstore.fsck.object_base import Rules
+from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import wanted_objects
 from shardstore.locking import holder_of
 from shardstore.recovery import Plan, plan, read_store_file
@@ -150,10 +151,8 @@ def _damaged_objects(fs: FileSystem, root: str, uuid: str | None, view: LogView)
     """Of what the state needs, and still needs afterwards: a writer may have gone on and written
     over the rest."""
     wants = wanted_objects(fs, root, view.state)
-    checker = ObjectChecker(fs, root, uuid=uuid, deep=False, advance=_ignore)
-    found = list(wants.findings)
-    for wanted in wants.objects:
-        found += [(wanted, finding) for finding in checker.check(wanted)]
+    rules = Rules(uuid=uuid, deep=False)
+    found = [*wants.findings, *check_objects(fs, root, wants.objects, rules, _ignore)]
     if not found:
         return []
     now = read_log(fs, root)

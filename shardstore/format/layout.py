@@ -59,14 +59,13 @@ def head_digest(data: Bytes, header_bytes: int) -> str:
 
 
 class DataCheck:
-    """Compares an object's data with its header while the file arrives, front to back.
+    """Compares an object's data with its header while the file's pieces arrive, front to back.
 
-    `view` is the whole file's memory, of which `advance(end)` says how much is there.
+    Nothing of a piece is kept, so that its memory may be used for the next one.
     """
 
-    def __init__(self, header: ObjectHeader, view: memoryview, *, file: str) -> None:
+    def __init__(self, header: ObjectHeader, *, file: str) -> None:
         layout, label = header.layout, header.label
-        self._view = view
         self._file = file
         self._where = f"shard {label.shard!r} part {label.part!r} at step {label.step}"
         places = [
@@ -76,28 +75,44 @@ class DataCheck:
         self._places = sorted([*places, *((begin, end, "", "") for begin, end in layout.pads)])
         self._next = 0
         self._state = xxhash.xxh3_128()
-        self._hashed = self._places[0][0] if self._places else 0
+        self._spoilt: tuple[int, int] | None = None
+        """First byte of the current padding that is not zero: where, and what."""
 
-    def advance(self, end: int) -> Iterator[CorruptionError]:
-        """Every difference in what lies whole before `end` and was not told of before."""
+    def feed(self, at: int, piece: memoryview) -> Iterator[CorruptionError]:
+        """`piece` stands at offset `at`, where the last one ended. Every difference in what ends
+        in it; the header region and what lies behind the object are not looked at."""
+        end = at + len(piece)
         while self._next < len(self._places):
             begin, stop, name, expected = self._places[self._next]
-            if name and self._hashed < min(stop, end):
-                self._state.update(self._view[self._hashed : min(stop, end)])
-                self._hashed = min(stop, end)
+            start, until = max(begin, at), min(stop, end)
+            if start < until:
+                self._take(piece[start - at : until - at], start, is_padding=not name)
             if stop > end:
                 return
-            if not name:
-                yield from _padding_damage(self._view, begin, stop, self._where, self._file)
-            elif (found := self._state.hexdigest()) != expected:
-                what = f"tensor {name!r} of {self._where} is damaged"
-                yield CorruptionError(
-                    what, file=self._file, offset=begin, expected=expected, found=found
-                )
             self._next += 1
-            if self._next < len(self._places):
-                self._state.reset()
-                self._hashed = self._places[self._next][0]
+            error = self._verdict(begin, name, expected)
+            self._state.reset()
+            self._spoilt = None
+            if error is not None:
+                yield error
+
+    def _take(self, data: memoryview, start: int, *, is_padding: bool) -> None:
+        if not is_padding:
+            self._state.update(data)
+        elif self._spoilt is None and (rest := bytes(data).lstrip(b"\0")):
+            self._spoilt = (start + len(data) - len(rest), rest[0])
+
+    def _verdict(self, begin: int, name: str, expected: str) -> CorruptionError | None:
+        if name and (found := self._state.hexdigest()) != expected:
+            what = f"tensor {name!r} of {self._where} is damaged"
+            return CorruptionError(
+                what, file=self._file, offset=begin, expected=expected, found=found
+            )
+        if self._spoilt is not None:
+            offset, byte = self._spoilt
+            what = f"padding of {self._where} is damaged"
+            return CorruptionError(what, file=self._file, offset=offset, expected=0, found=byte)
+        return None
 
 
 def find_damage(header: ObjectHeader, data: Bytes, *, file: str) -> Iterator[CorruptionError]:
@@ -111,20 +126,10 @@ def find_damage(header: ObjectHeader, data: Bytes, *, file: str) -> Iterator[Cor
     except CorruptionError as error:
         yield error
         return
-    yield from DataCheck(header, view, file=file).advance(len(view))
+    yield from DataCheck(header, file=file).feed(0, view)
 
 
 def check_data(header: ObjectHeader, data: Bytes, *, file: str) -> None:
     """Raise the first damage that `find_damage` finds."""
     for error in find_damage(header, data, file=file):
         raise error
-
-
-def _padding_damage(
-    view: memoryview, begin: int, end: int, where: str, file: str
-) -> Iterator[CorruptionError]:
-    padding = bytes(view[begin:end])
-    if rest := padding.lstrip(b"\0"):
-        offset = end - len(rest)
-        what = f"padding of {where} is damaged"
-        yield CorruptionError(what, file=file, offset=offset, expected=0, found=rest[0])

@@ -6,7 +6,7 @@ that the next opening for writing sorts out is a note, not damage. A writer may 
 meanwhile: what is checked is pinned, and objects that it had freed before that are left out.
 
 Neighbours: `scan` reads a segment past its damage, `log_check` the log, `catalog_check` the
-catalog, `object_check` an object. `recovery` repairs; nothing here does.
+catalog, `object_check` the objects. `recovery` repairs; nothing here does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.catalog_check import check_catalog
 from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadable
 from shardstore.fsck.log_check import LogCheck, check_log
-from shardstore.fsck.object_check import ObjectChecker
+from shardstore.fsck.object_base import Rules
+from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import wanted_objects
 from shardstore.pins import Pins
 from shardstore.recovery import read_store_file
@@ -116,16 +117,8 @@ def _check_objects(
             report.bytes_read += done
             advance(done)
 
-        checker = ObjectChecker(
-            fs,
-            root,
-            uuid=uuid,
-            deep=report.deep,
-            advance=count,
-            against_itself=log.view is None,
-        )
-        for wanted in wants.objects:
-            found += [(wanted, finding) for finding in checker.check(wanted)]
+        rules = Rules(uuid=uuid, deep=report.deep, against_itself=log.view is None)
+        found += check_objects(fs, root, wants.objects, rules, count)
     report.objects = len(wants.objects)
     report.findings += _that_still_count(fs, root, log, found)
 

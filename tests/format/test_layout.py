@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardstore.errors import CorruptionError, InvalidTensorError
 from shardstore.format.digests import digest
 from shardstore.format.layout import (
     DTYPE_SIZES,
+    DataCheck,
     ObjectHeader,
     TensorSpec,
     build_header,
@@ -205,3 +207,21 @@ def test_what_no_file_could_hold_is_refused() -> None:
     for shape in [(2**40, 2**30), (2**40, 2**40, 0)]:
         with pytest.raises(InvalidTensorError, match="'big'"):
             plan_layout([TensorSpec(name="big", dtype="F32", shape=shape)], "s", "p")
+
+
+@pytest.mark.req("S11")
+@given(st.lists(st.integers(0, 12288), max_size=4), st.sets(st.integers(4096, 12287), max_size=4))
+def test_how_a_file_arrives_changes_nothing_that_is_found(
+    cuts: list[int], spoilt: set[int]
+) -> None:
+    data = make_file({"a": tensor_of("F32", (5,), 1), "b": tensor_of("U8", (5000,), 2),
+                      "none": tensor_of("F32", (0,), 3)})  # fmt: skip
+    header = read(data)
+    for offset in spoilt:
+        data[offset] ^= 0x10
+    expected = [str(error) for error in find_damage(header, data, file="f")]
+    check, view = DataCheck(header, file="f"), memoryview(bytes(data))
+    found = []
+    for begin, end in pairwise(sorted({0, len(data), *cuts})):
+        found += [str(error) for error in check.feed(begin, view[begin:end])]
+    assert found == expected and bool(found) == bool(spoilt)
