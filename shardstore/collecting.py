@@ -45,6 +45,7 @@ def collect(session: Session, *, everything: bool) -> Collected:
 
     The caller holds the session's lock and has made sure that no transaction is open.
     """
+    session.pipeline.sync()  # else slots that only the last durable commit needs would stay
     gone = no_longer_held(session.state)
     session.trace("collect", unkeep=gone)
     if gone:

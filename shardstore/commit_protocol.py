@@ -65,6 +65,10 @@ class Change:
     entries: Mapping[Part, Entry] = field(default_factory=dict)
     step: int = 0
     """What a commit in flight will hold, for the transaction that builds on it."""
+    number: int = 0
+    """Changes in flight are numbered in their order."""
+    is_begun: bool = False
+    """Preparing it was begun, which happens once."""
     record: EncodedRecord | None = None
     after: State | None = None
     commit: CommitInfo | None = None
@@ -115,9 +119,8 @@ class CommitProtocol:
 
     def close(self) -> None:
         """Close the files and end the upkeep; nothing is in flight."""
-        for staged in self._dirty.values():
-            self._staging.close(staged)
         self._dirty.clear()
+        self._staging.files.close_all()
         close_quietly(self.writer)
         self._upkeep.finish(*self.writer.proven)
 
@@ -189,7 +192,7 @@ class CommitProtocol:
         jobs = []
         for staged in objects:
             try:
-                jobs.append(self._context.workers.io(self._staging.sync, staged))
+                jobs.append(self._context.workers.io(self._staging.files.sync, staged))
             except OSError as error:
                 failure = failure or error
         for job in jobs:
@@ -234,8 +237,9 @@ class CommitProtocol:
         else:
             self._dirty |= {s.slot: s for s in change.objects if not s.reused}
             closing = [self._dirty.pop(slot) for slot in freed if slot in self._dirty]
+            closing += [staged for staged in change.objects if staged.reused]
         for staged in closing:
-            self._staging.close(staged)
+            self._staging.files.close(staged)
 
     def _fill_cache(
         self, objects: list[StagedObject], freed: list[int], head: CommitInfo | None
@@ -290,10 +294,12 @@ class CommitProtocol:
                 opening=opening,
                 prewrite=settings.prewrite_bytes,
             )
-        except OSError as error:
-            if self._may_be_visible(old.index + 1):
+        except BaseException as error:
+            if self._may_be_visible(old.index + 1):  # what is appended to the old one may not count
                 self._context.poison(error)
-            elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if not isinstance(error, OSError):
+                raise
+            if not self._context.is_poisoned and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 # The old segment may go on while it has room; a later commit tries again.
                 temporary = self._context.path(f"{WAL_DIRECTORY}/{SEGMENT_TEMPORARY}")
                 unlink_quietly(self._context.fs, temporary)
@@ -315,7 +321,7 @@ class CommitProtocol:
             self._context.poison(error)
             raise self._context.storage_error("syncing the log", error) from error
         for staged in self._dirty.values():
-            self._staging.close(staged)
+            self._staging.files.close(staged)
         self._dirty.clear()
         self._release(self._move_on(self.tail, self.tail))
         self.unsynced_commits = 0

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardstore.errors import ClosedError, PoisonedError, StorageError
+from shardstore.buffers import PAGE_BYTES
+from shardstore.errors import ClosedError, PoisonedError, StorageError, UsageError
 from shardstore.format.names import RAW
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
@@ -54,6 +55,33 @@ class Settings:
     trace: Trace | None = None
     workers: Workers | None = None
     """Instead of threads of the store's own."""
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("commit", "deferred"):
+            raise UsageError(f"durability is {self.durability!r}, expected 'commit' or 'deferred'")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name in ("host_budget_bytes", "io_threads"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}, expected an integer of {least} or more")
+        if self.piece_bytes % PAGE_BYTES:
+            raise UsageError(
+                f"piece_bytes is {self.piece_bytes}, expected a multiple of {PAGE_BYTES}"
+            )
+
+
+_LEAST = {
+    "sync_every": 1,
+    "host_budget_bytes": 0,
+    "io_threads": 0,
+    "piece_bytes": PAGE_BYTES,
+    "commits_in_flight": 1,
+    "prewrite_bytes": 0,
+    "commits_per_segment": 1,
+    "segment_bytes": 1,
+}
+"""Settings that are numbers, and the smallest that makes sense."""
 
 
 IO_THREADS = 2

@@ -43,11 +43,14 @@ class Parent:
         entry = self.entries.get(part)
         if entry is None:
             return None
-        session, source, reference = self._session, self._source, reference_of(entry)
-        return Twin(
-            reference=reference,
-            header=lambda: session.read_header(part, reference, source),
-        )
+        session, source = self._session, self._source
+
+        def header() -> ObjectHeader:
+            if isinstance(entry, StagedObject) and entry.header is not None:
+                return entry.header  # its file may not be written yet
+            return session.read_header(part, reference_of(entry), source)
+
+        return Twin(reference=lambda: reference_of(entry), header=header)
 
     def read(self, part: Part, entry: Entry, *, for_change: bool) -> tuple[Buffer, ObjectHeader]:
         """An object that the parent has or the transaction staged; the buffer is the caller's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardstore.errors import NameTakenError, ShardStoreError
+from shardstore.errors import NameTakenError
 from shardstore.format.manifest import CommitInfo
 from shardstore.retention import unkept
 from shardstore.session import Session
@@ -31,7 +31,7 @@ def publish(
 
     try:
         session.publish(make, objects)
-    except ShardStoreError:
+    except BaseException:
         session.abandon(objects)
         raise
 

@@ -34,9 +34,7 @@ from shardstore.staging import Staging
 from shardstore.upkeep import Upkeep
 from shardstore.wal.state import State
 from shardstore.wal.writer import SegmentWriter
-from shardstore.workers import Done, Job
-
-_OVER: Job[None] = Done()
+from shardstore.workers import Job
 
 
 class Source(Protocol):
@@ -193,11 +191,13 @@ class Session:
     def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: their slots may be written again.
 
-        Those of a commit that went through all the same (an interrupt came just after) stay.
+        Those of a commit that went through all the same, or is about to (an interrupt came just
+        after it was begun), stay.
         """
         assert self._pipeline is not None and self._staging is not None
+        ahead = [staged for staged in objects if not self._pipeline.has(staged)]
         needed = self._pipeline.protocol.needed()
-        for staged in objects:
+        for staged in ahead:
             if staged.slot in needed:
                 self._staging.let_go(staged)
             else:
@@ -216,7 +216,7 @@ class Session:
         self.check_open()
         self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
         self._await_prefetch(reference)
-        found = self.cache.share(reference)
+        found = self._share(reference)
         if found is None:
             buffer, header = self._read(part, reference, source, into)
             if into is None and part[0] != SNAPSHOT_SHARD:
@@ -238,10 +238,23 @@ class Session:
         taken = self.cache.take(reference)
         if taken is not None:
             return taken
-        shared = self.cache.share(reference)
+        shared = self._share(reference)
         if shared is not None:
             return self.copy_of(shared[0]), shared[1]
         return self._read(part, reference, source)
+
+    def _share(self, reference: ObjectRef) -> tuple[Buffer, ObjectHeader] | None:
+        """What is cached or in flight; None where the object has to be read, and can be."""
+        found = self.cache.share(reference)
+        staged = None if found or self._pipeline is None else self._pipeline.find(reference)
+        if staged is None:
+            return found
+        buffer = self.staging.share(staged)
+        if buffer is None:
+            self.staging.wait(staged)
+            return None
+        assert staged.header is not None
+        return buffer, staged.header
 
     def copy_of(self, shared: Buffer) -> Buffer:
         """A buffer of the caller's own with the same bytes; the other one is released."""
@@ -254,11 +267,13 @@ class Session:
         """Begin to load objects into the cache, as many as the budget has room for; how many of
         them are on their way or there. Of other formats than raw nothing is loaded ahead."""
         self.check_open()
+        for done in [key for key, job in list(self._ahead.items()) if job.done()]:
+            self._ahead.pop(done, None)
         count = 0
         for part, reference, source in wanted:
             if reference.format != RAW:
                 continue
-            if self._ahead.get(reference, _OVER).done() and not self.cache.holds(reference):
+            if not self._is_near(reference):
                 buffer = self.cache.acquire_ahead(reference.size)
                 if buffer is None:
                     break
@@ -268,10 +283,18 @@ class Session:
             count += 1
         return count
 
+    def _is_near(self, reference: ObjectRef) -> bool:
+        """Whether the object is in memory, or on its way there."""
+        flying = self._pipeline is not None and self._pipeline.find(reference) is not None
+        return flying or reference in self._ahead or self.cache.holds(reference)
+
     def read_header(self, part: Part, reference: ObjectRef, source: Source) -> ObjectHeader:
         """Read and verify an object's header region only."""
         self.check_open()
         step, acquire = source.step, self.cache.acquire
+        staged = None if self._pipeline is None else self._pipeline.find(reference)
+        if staged is not None and staged.header is not None:
+            return staged.header
         try:
             if reference.format != RAW:
                 return foreign.read_header(self.objects, part, reference, step, acquire)
@@ -341,8 +364,8 @@ class Session:
         if self.context.closed:
             return
         try:
-            if self._pipeline is not None and not self.context.is_poisoned:
-                self._pipeline.sync()
+            if self._pipeline is not None:
+                self._pipeline.finish()
         finally:
             self.context.closed = True
             self.context.workers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shardstore.buffers import Buffer
@@ -18,9 +19,10 @@ from shardstore.workers import Done, Job
 class Twin:
     """The parent's object of the same part, which new data may turn out to equal."""
 
-    reference: ObjectRef
+    reference: Callable[[], ObjectRef]
+    """Waits for its digests where it is in flight."""
     header: Callable[[], ObjectHeader]
-    """Reads and verifies its header."""
+    """Its verified header, read where it is not in memory."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,7 +65,7 @@ class StagedObject:
 
 def heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
     """Whether comparing the whole is worth it."""
-    reference = twin.reference
+    reference = twin.reference()
     if reference.format != RAW or reference.size != layout.total_bytes:
         return False
     return reference.head == head_digest(view, layout.header_bytes)
@@ -71,10 +73,11 @@ def heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
 
 def settle(staged: StagedObject) -> None:
     """Wait until nothing of the object is in flight, whatever came of it."""
-    for job in (staged.finished, *staged.pieces):
-        try:
-            job.result()
-        except Exception:  # told by whoever needed the object
-            continue
-    for piece in staged.pieces:  # those that finishing submitted
-        piece.result()
+    _settle(staged.finished)
+    for piece in staged.pieces:  # all of them: finishing submits the last
+        _settle(piece)
+
+
+def _settle(job: Job[None]) -> None:
+    with suppress(Exception):  # told by whoever needs the object
+        job.result()

@@ -15,7 +15,6 @@ the digests are known, and unchanged data are not looked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from shardstore.buffers import Buffer, BufferPool
@@ -32,14 +31,13 @@ from shardstore.format.layout import (
     object_digest,
 )
 from shardstore.format.manifest import ObjectRef, Part
-from shardstore.format.names import RAW, SNAPSHOT_SHARD, slot_file
-from shardstore.fs.calls import close_quietly
+from shardstore.format.names import RAW, SNAPSHOT_SHARD
+from shardstore.slot_files import SlotFiles
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject, Twin, heads_agree, settle
 
 Label = Callable[[tuple[int, int]], ObjectLabel]
 """Given the object's write id, who it is; asked for when all commits before it are known."""
-OPEN_FILES_MAX = 128
 
 
 class Staging:
@@ -47,11 +45,9 @@ class Staging:
 
     def __init__(self, context: Context, slots: SlotTable, pool: BufferPool) -> None:
         self._context = context
-        self._slots = slots
         self._pool = pool
         self.piece_bytes = context.settings.piece_bytes
-        self._open: list[StagedObject] = []
-        """Written and not yet synced, oldest first."""
+        self.files = SlotFiles(context, slots)
         self._live: dict[int, StagedObject] = {}
         """Objects that have a buffer, oldest first."""
 
@@ -65,6 +61,7 @@ class Staging:
         twin: Twin | None,
     ) -> StagedObject:
         """Stage tensors, which may change on return. The buffer becomes the object's."""
+        self.files.limit()
         staged = self._new(part, layout, buffer)
         twin = twin if staged.storage_format == RAW else None
         feed = _Feed(self, staged, twin)
@@ -73,11 +70,11 @@ class Staging:
             staged.finished = self._context.workers.finish(
                 self._finish, staged, digests, label, twin if feed.suspect else None
             )
+            self._check(staged)
         except BaseException:
             self.abandon([staged])
             raise
-        self._check(staged)
-        self._keep_buffer(staged)
+        self._hand_over(staged)
         return staged
 
     def donate(
@@ -94,19 +91,21 @@ class Staging:
 
         Without `keep` nobody reads the buffer afterwards: somebody may still write to it.
         """
+        self.files.limit()
         staged = self._new(part, layout, buffer, keep=keep)
         twin = twin if staged.storage_format == RAW else None
         try:
             staged.finished = self._context.workers.finish(self._digest, staged, label, twin)
+            self._check(staged)
         except BaseException:
             self.abandon([staged])
             raise
-        self._check(staged)
-        self._keep_buffer(staged)
+        self._hand_over(staged)
         return staged
 
     def wait(self, staged: StagedObject) -> None:
-        """Until the object is in its slot; raises StorageError where it could not be written."""
+        """Until the object is in its slot; raises StorageError where it could not be written: its
+        owner then abandons it."""
         staged.finished.result()
         for piece in staged.pieces:
             piece.result()
@@ -117,9 +116,7 @@ class Staging:
         for staged in objects:
             settle(staged)
             self.let_go(staged)
-            self.close(staged)
-            if staged.slot >= 0:
-                self._give_back(staged)
+            self.files.give_back(staged)
 
     def let_go(self, staged: StagedObject) -> None:
         """Release the object's buffer. The caller has waited for its I/O."""
@@ -153,29 +150,6 @@ class Staging:
         self.let_go(staged)
         return True
 
-    def sync(self, staged: StagedObject) -> None:
-        """Make the bytes durable. Raises OSError; the slot is then never written again."""
-        with staged.lock:
-            if staged.synced or staged.file is None:
-                return
-            try:
-                staged.file.datasync()
-            except OSError:
-                with self._context.mutex:
-                    self._slots.retire(staged.slot)
-                raise
-            staged.synced = True
-
-    def close(self, staged: StagedObject) -> None:
-        """Close the object's file."""
-        with staged.lock:
-            file, staged.file = staged.file, None
-            if file is not None:
-                close_quietly(file)
-        with self._context.mutex:
-            if staged in self._open:
-                self._open.remove(staged)
-
     # ------------------------------------------------------------------ insides
 
     def _new(
@@ -195,37 +169,13 @@ class Staging:
             keep=keep,
         )  # fmt: skip
 
-    def _keep_buffer(self, staged: StagedObject) -> None:
-        """From here on the buffer may be let go, once `finished` and the pieces are over."""
+    def _hand_over(self, staged: StagedObject) -> None:
+        """From here on the buffer may be let go and the file synced and closed, once `finished` and
+        the pieces are over. Not earlier: the file would be closed while it is being filled."""
+        self.files.note(staged)
         with self._context.mutex:
             if staged.buffer is not None:
                 self._live[id(staged)] = staged
-
-    def open(self, staged: StagedObject) -> None:
-        """Give the object a slot and open its file; a failure is the object's error."""
-        if staged.file is not None or staged.error is not None:
-            return
-        context, size, storage_format = self._context, staged.size, staged.storage_format
-        self._limit_open_files()
-        with context.mutex:
-            slot, create = self._slots.reserve(size, storage_format)
-        path = context.path(slot_file(slot, storage_format))
-        context.trace("stage", slot=slot, create=create, size=size)
-        try:
-            staged.file = context.fs.open(
-                path, "create" if create else "write", direct=storage_format == RAW
-            )
-        except OSError as error:
-            staged.error = error
-            if not create:
-                with context.mutex:
-                    self._slots.release([slot])
-            return
-        staged.slot, staged.created = slot, create
-        with context.mutex:
-            if create:
-                self._slots.created(slot, size, storage_format)
-            self._open.append(staged)
 
     def submit(self, staged: StagedObject, begin: int, end: int) -> None:
         """Write a stretch of a raw file, whole pieces but for the last."""
@@ -259,7 +209,7 @@ class Staging:
     def _submit_tail(self, staged: StagedObject) -> None:
         if staged.storage_format != RAW:
             return  # its bytes are made once the digests are known
-        self.open(staged)
+        self.files.open(staged)
         piece, total = self.piece_bytes, staged.layout.total_bytes
         for begin in range(self.first_piece_bytes(staged), total, piece):
             self.submit(staged, begin, min(total, begin + piece))
@@ -269,6 +219,7 @@ class Staging:
     ) -> None:
         """The header, the reference and the first piece; on the finishing thread."""
         layout = staged.layout
+        assert staged.buffer is not None
         if staged.storage_format != RAW:
             self._finish_foreign(staged, digests, label)
             return
@@ -278,11 +229,13 @@ class Staging:
             except ShardStoreError:  # then it is no reason to keep it
                 header = None
             if header and header.layout == layout and list(header.digests) == digests:
-                staged.reused, staged.header, staged.reference = True, header, suspect.reference
+                region = build_header(layout, header.label, digests)
+                staged.buffer.view[: layout.header_bytes] = region  # as the file has it
+                staged.reused, staged.header = True, header
+                staged.reference = suspect.reference()
                 return
             self._submit_tail(staged)
-        self.open(staged)
-        assert staged.buffer is not None
+        self.files.open(staged)
         write = self._context.next_write_id()
         told = label(write)
         region = build_header(layout, told, digests)
@@ -302,7 +255,7 @@ class Staging:
         told = label(write)
         pieces = foreign.encode(storage_format, staged.buffer.view, layout, told, digests)
         staged.size = sum(map(len, pieces))
-        self.open(staged)
+        self.files.open(staged)
         begin = 0
         for piece in pieces:
             for at in range(0, len(piece), self.piece_bytes):
@@ -318,36 +271,12 @@ class Staging:
         return min(max(piece, staged.layout.header_bytes), staged.layout.total_bytes)
 
     def _check(self, staged: StagedObject) -> None:
-        """Raise the error of a transfer; the object's slot is given back."""
+        """Raise the error of a transfer."""
         error = staged.error
         if error is None:
             return
         doing = "writing an object" if staged.slot >= 0 else "opening a slot"
-        self.abandon([staged])
         raise self._context.storage_error(doing, error, needed=staged.size) from error
-
-    def _give_back(self, staged: StagedObject) -> None:
-        slot, staged.slot = staged.slot, -1
-        broken = staged.error is not None and staged.created
-        if broken:  # shorter than its size: never a slot
-            with suppress(OSError):
-                self._context.fs.unlink(self._context.path(slot_file(slot, staged.storage_format)))
-        with self._context.mutex:
-            if broken:
-                self._slots.retire(slot)
-            else:
-                self._slots.release([slot])
-
-    def _limit_open_files(self) -> None:
-        """Beyond so many open files the oldest are synced early and closed."""
-        while len(self._open) >= OPEN_FILES_MAX:
-            staged = self._open[0]
-            settle(staged)
-            try:
-                self.sync(staged)
-            except OSError as error:
-                staged.error = error
-            self.close(staged)
 
 
 class _Feed:
@@ -378,7 +307,7 @@ class _Feed:
             return
         piece = self._staging.piece_bytes
         while self._sent < end and (end - self._sent >= piece or end == layout.total_bytes):
-            self._staging.open(staged)
+            self._staging.files.open(staged)
             stop = min(end, self._sent + piece)
             self._staging.submit(staged, self._sent, stop)
             self._sent = stop

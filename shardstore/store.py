@@ -336,6 +336,7 @@ class Store(RefMethods):
     def _begin_ref(self, what: str) -> None:
         self._session.check_writable()
         self._check_no_transaction(what)
+        self._session.pipeline.drain()  # what is named or moved has to be in the log
 
     def _check_no_transaction(self, what: str) -> None:
         if self._transaction is not None and not self._transaction.finished:

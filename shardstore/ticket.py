@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardstore.commit_protocol import Change
+from shardstore.pipeline import Pipeline
 from shardstore.session import Session
 from shardstore.views import Commit, commit_view
 
@@ -10,8 +11,9 @@ from shardstore.views import Commit, commit_view
 class Ticket:
     """An asynchronous commit. Any thread may ask."""
 
-    def __init__(self, session: Session, change: Change) -> None:
+    def __init__(self, session: Session, pipeline: Pipeline, change: Change) -> None:
         self._session = session
+        self._pipeline = pipeline
         self._change = change
 
     @property
@@ -28,9 +30,9 @@ class Ticket:
         Raises what kept it from being made; the head is then what it was, and commits that were
         begun after this one fail with it.
         """
-        self._change.is_over.wait()
+        self._pipeline.wait(self._change)
         if self._change.error is not None:
-            self._session.pipeline.told(self._change.error)
+            self._pipeline.told(self._change.error)
             raise self._change.error
         assert self._change.commit is not None
         return commit_view(self._change.commit, self._session.durable_seq)

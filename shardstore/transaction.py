@@ -179,9 +179,9 @@ class Transaction:
         Raises IncompleteCommitError (the transaction stays open), StorageError (aborted, head
         unchanged) or PoisonedError (the next opening decides).
         """
-        make = self._finish(metadata, blobs)
         session = self._session
         with session.lock:
+            make, _ = self._finish(metadata, blobs)
             pipeline = session.pipeline
             try:
                 change = pipeline.publish(
@@ -206,17 +206,16 @@ class Transaction:
         raised by the ticket, and by the next call that changes the store where nobody asked it.
         Where `Settings.commits_in_flight` commits are unfinished, the oldest is waited for.
         """
-        make = self._finish(metadata, blobs)
         session = self._session
         with session.lock:
+            make, entries = self._finish(metadata, blobs)
             pipeline = session.pipeline
-            entries = {key: self._parent.entries[key] for key in self._kept} | self._staged
             change = pipeline.publish_async(
                 make, list(self._staged.values()),
                 durable=pipeline.durability_of_next_commit(), entries=entries, step=self.step,
             )  # fmt: skip
             self._end()
-            return Ticket(session, change)
+            return Ticket(session, pipeline, change)
 
     def abort(self) -> None:
         """Give up: the head stays, the slots go back. Does nothing once finished."""
@@ -242,19 +241,21 @@ class Transaction:
 
     def _finish(
         self, metadata: Mapping[str, Any] | None, blobs: Mapping[str, bytes] | None
-    ) -> Make:
-        """Check what is left to check; what makes the record once everything is known."""
+    ) -> tuple[Make, Mapping[Part, Entry]]:
+        """Check what is left to check; what makes the record once everything is known, and what the
+        commit will hold."""
         self._check_active()
         checked_metadata = check_metadata({} if metadata is None else metadata)
         checked_blobs = encode_blobs({} if blobs is None else blobs)
         self._check_complete()
         entries: dict[Part, Entry] = {key: self._parent.entries[key] for key in self._kept}
         entries |= self._staged
-        return lambda seq: self._record(seq, entries, checked_metadata, checked_blobs)
+        return lambda seq: self._record(seq, entries, checked_metadata, checked_blobs), entries
 
     def _record(
         self, seq: int, entries: Mapping[Part, Entry], metadata: Any, blobs: Mapping[str, str]
     ) -> dict[str, Any]:
+        self._parent.check(self.step)
         state = self._session.pipeline.protocol.prepared
         parent = state.head
         manifest = {key: reference_of(entry) for key, entry in entries.items()}
@@ -302,8 +303,12 @@ class Transaction:
         self._take(key, staged)
 
     def _take(self, key: Part, staged: StagedObject) -> None:
-        self._forget(key)
+        previous = self._staged.get(key)
         self._staged[key] = staged
+        self._kept.discard(key)
+        self._removed.discard(key)
+        if previous is not None:
+            self._session.abandon([previous])
 
     def _label_of(self, key: Part) -> Label:
         session, step, txn, expect = self._session, self.step, self._id, self._expect_digest

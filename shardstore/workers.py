@@ -4,7 +4,8 @@ Roles: `io` transfers pieces (several threads), `load` drives whole loads, `fini
 labels objects, `complete` makes commits durable; the last two have one thread each, so their
 calls are made in the order in which they were submitted. Contract: `io` waits for nothing, `finish`
 and `load` wait for `io` only (a roll of the log: for `complete`), `complete` for all of them; no
-role waits for itself. Threads are started at the first call and end with `close`.
+role waits for itself. Threads are started at the first call and end with `close`. Whoever waits for
+what a submitted call will do says so with `wait`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from shardstore.errors import ClosedError
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +60,9 @@ class Workers(Protocol):
 
     def complete(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
 
+    def wait(self, event: threading.Event) -> None:
+        """Until a submitted call has set the event."""
+
     def close(self) -> None: ...
 
 
@@ -70,6 +76,9 @@ class InlineWorkers:
 
     load = finish = complete = io
 
+    def wait(self, event: threading.Event) -> None:
+        event.wait()
+
     def close(self) -> None:
         return
 
@@ -82,18 +91,22 @@ class ThreadWorkers:
         self._counts = {"io": io_threads, "load": LOADERS, "finish": 1, "complete": 1}
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
     def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
-        return self._pool("io").submit(call, *args)
+        return self._submit("io", call, *args)
 
     def load(self, call: Callable[..., T], *args: Any) -> Job[T]:
-        return self._pool("load").submit(call, *args)
+        return self._submit("load", call, *args)
 
     def finish(self, call: Callable[..., T], *args: Any) -> Job[T]:
-        return self._pool("finish").submit(call, *args)
+        return self._submit("finish", call, *args)
 
     def complete(self, call: Callable[..., T], *args: Any) -> Job[T]:
-        return self._pool("complete").submit(call, *args)
+        return self._submit("complete", call, *args)
+
+    def wait(self, event: threading.Event) -> None:
+        event.wait()
 
     def close(self) -> None:
         """Wait for what was submitted and end the threads."""
@@ -101,12 +114,21 @@ class ThreadWorkers:
             pool = self._pools.get(role)
             if pool is not None:
                 pool.shutdown(wait=True)
+        self._closed = True
+
+    def _submit(self, role: str, call: Callable[..., T], *args: Any) -> Job[T]:
+        try:
+            return self._pool(role).submit(call, *args)
+        except RuntimeError as error:  # another thread closed the store, or the process ends
+            raise ClosedError(f"the store's threads have ended: {error}") from error
 
     def _pool(self, role: str) -> ThreadPoolExecutor:
         pool = self._pools.get(role)
         if pool is None:
             from concurrent.futures import ThreadPoolExecutor  # slow to import; not every command
 
+            if self._closed:
+                raise RuntimeError("the store was closed")
             with self._lock:
                 if role not in self._pools:
                     self._pools[role] = ThreadPoolExecutor(

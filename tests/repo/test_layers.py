@@ -23,7 +23,8 @@ from tests.repo.source_tree import (
 # Lowest first. A module may import from its own layer and from those above it in this table.
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "workers", "wear"}),
+    frozenset({"errors", "wear"}),
+    frozenset({"workers"}),
     frozenset({"format"}),
     frozenset({"fs"}),
     frozenset({"codecs", "buffers"}),
@@ -33,6 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"foreign", "upkeep"}),
     frozenset({"context", "host_cache", "loaded", "views"}),
     frozenset({"staged"}),
+    frozenset({"slot_files"}),
     frozenset({"staging"}),
     frozenset({"commit_protocol"}),
     frozenset({"pipeline"}),
