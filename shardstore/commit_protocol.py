@@ -273,7 +273,7 @@ class CommitProtocol:
     def roll(self) -> None:
         """Rule 6: a new segment begins, behind a durable tail. Nothing is in flight."""
         settings = self._context.settings
-        self._make_tail_durable()
+        self._sync_tail()
         old = self.writer
         self._context.trace("roll", segment=old.index + 1)
         opening = {
@@ -306,11 +306,12 @@ class CommitProtocol:
                 return
             raise self._context.storage_error("starting a segment of the log", error) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
+        self._tail_is_durable()
         close_quietly(old)
         cut_zeros_quietly(self._context.fs, self._context.root, old.index, old.offset)
         self._upkeep.note(*self.writer.proven)
 
-    def _make_tail_durable(self) -> None:
+    def _sync_tail(self) -> None:
         """Sync objects, then the segment that is about to be sealed."""
         if self.durable is self.tail:
             return
@@ -320,6 +321,12 @@ class CommitProtocol:
         except OSError as error:
             self._context.poison(error)
             raise self._context.storage_error("syncing the log", error) from error
+
+    def _tail_is_durable(self) -> None:
+        """Said by the new segment's opening record, and not before: until then a power cut takes
+        the store back to the last durable record, whose slots it needs."""
+        if self.durable is self.tail:
+            return
         for staged in self._dirty.values():
             self._staging.files.close(staged)
         self._dirty.clear()

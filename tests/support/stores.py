@@ -74,3 +74,8 @@ def tree(fs: FileSystem, path: str = ROOT) -> dict[str, bytes]:
             file.close()
             found[inner] = bytes(buffer)
     return found
+
+
+def after_power_cut(fs: MemoryFileSystem) -> MemoryFileSystem:
+    """The machine after a power cut that took everything that was not synced."""
+    return next(iter(fs.power_cuts(limit=1)))
