@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -254,19 +255,18 @@ def test_several_files_are_read_at_once_and_by_one_thread_where_that_does_not_pa
 ) -> None:
     """With pieces as large as the objects two reads that wait for each other are of two files."""
     monkeypatch.setattr(object_check, "PIECE_BYTES", 1 << 20)
-    meeting = threading.Barrier(2)
+    main, meeting, arrivals = threading.get_ident(), threading.Barrier(2), itertools.count()
     readers: set[int] = set()
     preads: list[Operation] = []
 
     def meet(operation: Operation) -> None:
-        if operation.op == "pread" and "/objects/" in operation.path and len(readers) < 2:
-            if threading.get_ident() != main:
-                meeting.wait(60)
-            readers.add(threading.get_ident())
+        reader = threading.get_ident()
+        if operation.op == "pread" and reader != main and next(arrivals) < 2:
+            readers.add(reader)
+            meeting.wait(60)
 
-    main = threading.get_ident()
     assert fsck(Watched(fs, parallel=True, before=meet), ROOT, deep=True).clean
-    assert len(readers - {main}) >= 2
+    assert len(readers) == 2
 
     def log(operation: Operation) -> None:
         assert threading.get_ident() == main
