@@ -28,31 +28,13 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.unsynced import Unsynced
 from shardstore import Store
-from shardstore.fs.posix import PosixFile, PosixFileSystem
-from shardstore.fs.protocol import OpenMode
 from shardstore.wal.writer import COMMITS_PER_SEGMENT
 
 COMMAND = "from shardstore.cli.main import main; main()"
 GROWTH_COMMITS = 2500
 """Longer than two segments, so that what a segment holds in memory is not taken for growth."""
-
-
-class UnsyncedFile(PosixFile):
-    def datasync(self) -> None:
-        """Leave it to the kernel."""
-
-
-class Unsynced(PosixFileSystem):
-    """Durability is not what is measured, and 33 syncs a commit would take minutes."""
-
-    def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> PosixFile:
-        file = super().open(path, mode, direct=False)
-        file.__class__ = UnsyncedFile
-        return file
-
-    def sync_directory(self, path: str) -> None:
-        """Leave it to the kernel."""
 
 
 def commit(store: Store, step: int, parts: int) -> None:

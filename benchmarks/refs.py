@@ -18,9 +18,8 @@ from benchmarks.frame.question import Bench, Question
 from benchmarks.frame.result import Claim, Figure, Result, Table
 from benchmarks.frame.rounds import Variant
 from benchmarks.frame.state import make_state
+from benchmarks.unsynced import Unsynced
 from shardstore import Ref, Store
-from shardstore.fs.posix import PosixFile, PosixFileSystem
-from shardstore.fs.protocol import OpenMode
 from trainer.presets import PRESETS
 
 COMMITS = (10, 100, 1000, 10_000)
@@ -40,23 +39,6 @@ MAKER = "import sys; from benchmarks import refs; refs.{}(sys.argv[1], sys.argv[
 CRASHED = 9
 UNTOUCHED = ("STORE", "objects")
 """What an opening leaves alone. STORE's inode tells a store from its copy, so it has to stay."""
-
-
-class UnsyncedFile(PosixFile):
-    def datasync(self) -> None:
-        """Leave it to the kernel."""
-
-
-class Unsynced(PosixFileSystem):
-    """For making long logs: 33 syncs a commit would take minutes and change nothing measured."""
-
-    def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> PosixFile:
-        file = super().open(path, mode, direct=False)
-        file.__class__ = UnsyncedFile
-        return file
-
-    def sync_directory(self, path: str) -> None:
-        """Leave it to the kernel."""
 
 
 class RefsOf:
