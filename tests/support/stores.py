@@ -36,6 +36,11 @@ def commit(store: Store, step: int, value: int | None = None, **options: Any) ->
         return txn.commit(**options)
 
 
+def head_step(store: Store) -> int:
+    assert store.head is not None
+    return store.head.step
+
+
 def value_of(store: Store, shard: str, part: str, at: Ref | str = Ref.head) -> int:
     """The number a part holds, after checking that all of it says so."""
     with store.load(shard, part, at) as loaded:

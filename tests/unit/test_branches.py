@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardstore import Branch, Ref, Store
+from shardstore import Branch, Ref
 from shardstore.errors import (
     InvalidNameError,
     NameTakenError,
@@ -22,16 +22,12 @@ from tests.support.stores import (
     commit,
     content,
     expected,
+    head_step,
     object_files,
     open_store,
     value_of,
     values,
 )
-
-
-def step_of(store: Store) -> int:
-    assert store.head is not None
-    return store.head.step
 
 
 @pytest.mark.req("S7")
@@ -51,7 +47,7 @@ def test_two_branches_diverge_alone_and_share_what_they_have() -> None:
         assert store.state_digest("trial") == digest and values(store, "trial") == expected(3)
         main = store.state_digest()
         store.switch("trial")
-        assert step_of(store) == 3 and values(store) == expected(3)
+        assert head_step(store) == 3 and values(store) == expected(3)
         for step in range(4, 14):
             commit(store, step, value=100 + step)
         assert value_of(store, "a", "params") == 1130

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardstore import Ref, Store
+from shardstore import Ref
 from shardstore.errors import NameTakenError, RefNotFoundError, UsageError
 from shardstore.fs.memory import MemoryFileSystem
 from tests.support.stores import (
@@ -12,16 +12,12 @@ from tests.support.stores import (
     commit,
     content,
     expected,
+    head_step,
     object_files,
     open_store,
     value_of,
     values,
 )
-
-
-def head_step(store: Store) -> int:
-    assert store.head is not None
-    return store.head.step
 
 
 @pytest.mark.req("S5")
