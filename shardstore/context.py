@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from shardstore.buffers import PAGE_BYTES
 from shardstore.errors import ClosedError, PoisonedError, StorageError, UsageError
-from shardstore.format.names import RAW
+from shardstore.format.names import FORMATS, RAW
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.objects import PIECE_BYTES
@@ -59,6 +59,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.durability not in ("commit", "deferred"):
             raise UsageError(f"durability is {self.durability!r}, expected 'commit' or 'deferred'")
+        if self.storage_format not in FORMATS:
+            raise UsageError(
+                f"storage format {self.storage_format!r} is not known; expected one of "
+                f"{', '.join(FORMATS)}"
+            )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in ("host_budget_bytes", "io_threads"):

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from shardstore import recovery
 from shardstore.context import Settings, Trace
-from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
-from shardstore.format.names import FORMATS, LOCK_FILE, STORE_FILE
+from shardstore.errors import CorruptionError, NotAStoreError, StorageError
+from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.locking import take_lock
@@ -97,15 +97,10 @@ def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSys
 def chosen_settings(
     settings: Settings | None, trace: Trace | None, storage_format: str | None
 ) -> Settings:
-    """The settings with what the call says besides; UsageError for a format that is not known."""
+    """The settings with what the call says besides."""
     chosen = settings or Settings()
     if trace is not None:
         chosen = replace(chosen, trace=trace)
     if storage_format is not None:
         chosen = replace(chosen, storage_format=storage_format)
-    if chosen.storage_format not in FORMATS:
-        raise UsageError(
-            f"storage format {chosen.storage_format!r} is not known; expected one of "
-            f"{', '.join(FORMATS)}"
-        )
     return chosen

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.catalog import check_not_ahead, find_mark
+from shardstore.catalog import Mark, check_not_ahead, find_mark
 from shardstore.commit_protocol import cut_zeros_quietly
 from shardstore.context import Settings
 from shardstore.errors import (
@@ -171,12 +171,24 @@ def read_store_file(fs: FileSystem, root: str) -> str:
 def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
     """What opening for writing would do. Reads only."""
     uuid = read_store_file(fs, root)
+    _, view = _read(fs, root, uuid, assume_power_cut=assume_power_cut)
+    return _plan(fs, root, view, power_cut=assume_power_cut), view
+
+
+def _read(
+    fs: FileSystem, root: str, uuid: str, *, assume_power_cut: bool = False
+) -> tuple[Mark | None, LogView]:
+    """What every opening begins with: the newest mark, and the log, which reaches as far."""
     mark, _ = find_mark(fs, root, uuid)
     view = read_log(fs, root, uuid=uuid, assume_power_cut=assume_power_cut)
     check_not_ahead(root, mark, view)
+    return mark, view
+
+
+def _plan(fs: FileSystem, root: str, view: LogView, *, power_cut: bool) -> Plan:
     head, needed = view.state.head, view.state.needed()
     files = _slot_files(fs, root)
-    found = Plan(
+    return Plan(
         head_step=head.step if head else None,
         head_seq=head.seq if head else None,
         records=len(view.records),
@@ -184,10 +196,9 @@ def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[
         abandoned=[record.seq for record in view.abandoned],
         unproven=sum(record.seq > view.segment.log_synced for record in view.records),
         copied=view.copied,
-        power_cut=not view.same_boot or assume_power_cut,
+        power_cut=not view.same_boot or power_cut,
         unused_slots=sum(slot not in needed for slot in files),
     )
-    return found, view
 
 
 def open_for_write(
@@ -196,7 +207,8 @@ def open_for_write(
     """Recover and open; the caller holds the lock."""
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
-    found, view = plan(fs, root, assume_power_cut=assume_power_cut)
+    mark, view = _read(fs, root, uuid, assume_power_cut=assume_power_cut)
+    found = _plan(fs, root, view, power_cut=assume_power_cut)
     make_pins(fs, root)
     _make_durable(fs, root, view)
     opening = _opening(fs, root, view)
@@ -217,7 +229,7 @@ def open_for_write(
         session.close()
         raise
     slots.unlink_odd()
-    upkeep = Upkeep(fs, root, uuid, find_mark(fs, root, uuid)[0])
+    upkeep = Upkeep(fs, root, uuid, mark)
     session.start_writing(writer, slots, upkeep)
     segment = view.segment
     cut_zeros_quietly(fs, root, segment.index, None if segment.torn else segment.end)
@@ -229,9 +241,7 @@ def open_for_read(fs: FileSystem, root: str, settings: Settings) -> Session:
     """Replay in memory; changes no byte."""
     uuid = read_store_file(fs, root)
     _trace(settings, "replay")
-    mark, _ = find_mark(fs, root, uuid)
-    view = read_log(fs, root, uuid=uuid)
-    check_not_ahead(root, mark, view)
+    _, view = _read(fs, root, uuid)
     return reading_session(fs, root, uuid, view, settings)
 
 
