@@ -53,11 +53,6 @@ class HostCache:
         """By slot; used longest ago first."""
         self._lock = threading.Lock()
 
-    @property
-    def cached_bytes(self) -> int:
-        with self._lock:
-            return sum(entry.buffer.size for entry in self._entries.values())
-
     def acquire(self, size: int) -> Buffer:
         """A buffer for staging or loading."""
         while self._is_over(size):

@@ -9,7 +9,7 @@ from shardstore.commit_protocol import Entry
 from shardstore.errors import TransactionError
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef, Part
-from shardstore.session import Session, Source
+from shardstore.session import Session, Source, Steady
 from shardstore.staged import StagedObject, Twin
 
 
@@ -22,7 +22,7 @@ class Parent:
         self.entries: Mapping[Part, Entry] = {}
         self.exists = True
         """False on a branch without a commit."""
-        self._source: Source = _Unborn(step)
+        self._source: Source = Steady(step)
         if self._change is not None:
             self.entries = self._change.entries
         elif (head := session.state.head) is not None:
@@ -58,9 +58,7 @@ class Parent:
         if isinstance(entry, StagedObject):
             shared = session.staging.share(entry)
             if shared is not None:
-                assert entry.header is not None
-                return (session.copy_of(shared) if for_change else shared), entry.header
-            session.staging.wait(entry)
+                return (session.copy_of(shared[0]), shared[1]) if for_change else shared
         read = session.read_for_change if for_change else session.read_object
         return read(part, reference, self._source)
 
@@ -68,11 +66,3 @@ class Parent:
 def reference_of(entry: Entry) -> ObjectRef:
     """The object's reference; of one in flight once its digests are known."""
     return entry.known() if isinstance(entry, StagedObject) else entry
-
-
-class _Unborn:
-    """Stands for a commit that has no record yet."""
-
-    def __init__(self, step: int) -> None:
-        self.seq = -1
-        self.step = step

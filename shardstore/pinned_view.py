@@ -12,7 +12,6 @@ that the writer has overtaken raises StepMovedOnError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -30,7 +29,7 @@ from shardstore.format.manifest import CommitInfo, ObjectRef, Part
 from shardstore.fs.protocol import PinFile
 from shardstore.loaded import LoadedObject
 from shardstore.refs import Ref, Target, resolve
-from shardstore.session import Session, Source
+from shardstore.session import Session, Source, Steady
 from shardstore.snapshot import open_commit
 from shardstore.views import Commit, TensorInfo, commit_view, tensor_view
 from shardstore.wal.state import State
@@ -39,14 +38,6 @@ ATTEMPTS = 64
 """A head that moves on faster than the log can be read would keep a reader for ever."""
 
 Track = Callable[[Buffer, ObjectHeader], LoadedObject]
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A commit that cannot move on: damage in it is damage."""
-
-    step: int
-    seq: int = -1
 
 
 class PinnedView:
@@ -59,7 +50,7 @@ class PinnedView:
         self._commit = commit
         self._file = file
         self._track = track
-        self._source: Source = commit if file is None else _Held(commit.step)
+        self._source: Source = commit if file is None else Steady(commit.step)
         self._closed = False
         self.commit: Commit = commit_view(commit, session.durable_seq)
         """Step, metadata, blobs and parts of what is held."""
@@ -84,7 +75,7 @@ class PinnedView:
         return tensor_rows(self._session, self._commit, self._source)
 
     def state_digest(self) -> str:
-        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
+        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.5)."""
         return digest_of(self.tensors())
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def publish(
         return whole
 
     try:
-        session.publish(make, objects)
+        session.pipeline.publish(make, list(objects))
     except BaseException:
         session.abandon(objects)
         raise

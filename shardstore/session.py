@@ -1,18 +1,19 @@
 """The insides of one open store, shared by the operations on it.
 
 A session owns what its parts share (`context`), the host's buffers and, in a writer, slots, staging
-and the pipeline. Reading stands here; writing goes through `stage_*` and `publish`. Everything that
-changes the store holds `lock`.
+and the pipeline. Reading stands here; writing goes through `staging` and `pipeline`. Everything
+that changes the store holds `lock`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardstore import foreign
 from shardstore.buffers import Buffer, BufferPool
-from shardstore.commit_protocol import CommitProtocol, Make
+from shardstore.commit_protocol import CommitProtocol
 from shardstore.context import Context, Settings
 from shardstore.errors import (
     CorruptionError,
@@ -44,6 +45,14 @@ class Source(Protocol):
     def seq(self) -> int: ...
     @property
     def step(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Stands for a commit that cannot move on: one that has no record yet, or that is pinned."""
+
+    step: int
+    seq: int = -1
 
 
 class Session:
@@ -176,18 +185,6 @@ class Session:
 
     # ------------------------------------------------------------------ writing
 
-    def publish(
-        self,
-        make: Make,
-        objects: Sequence[StagedObject] = (),
-        *,
-        durable: bool = True,
-    ) -> int:
-        """Make one change; returns its record's sequence number (see `Pipeline.publish`)."""
-        change = self.pipeline.publish(make, list(objects), durable=durable)
-        assert change.record is not None
-        return change.record.seq
-
     def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: their slots may be written again.
 
@@ -213,9 +210,7 @@ class Session:
         A reader whose commit is gone gets StepMovedOnError. With `into` the bytes are there;
         without, the buffer is shared with the cache and the caller's to release.
         """
-        self.check_open()
-        self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
-        self._await_prefetch(reference)
+        self._begin_load(part, reference)
         found = self._share(reference)
         if found is None:
             buffer, header = self._read(part, reference, source, into)
@@ -232,9 +227,7 @@ class Session:
         self, part: Part, reference: ObjectRef, source: Source
     ) -> tuple[Buffer, ObjectHeader]:
         """An object, verified, in a buffer of the caller's own."""
-        self.check_open()
-        self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
-        self._await_prefetch(reference)
+        self._begin_load(part, reference)
         taken = self.cache.take(reference)
         if taken is not None:
             return taken
@@ -247,14 +240,7 @@ class Session:
         """What is cached or in flight; None where the object has to be read, and can be."""
         found = self.cache.share(reference)
         staged = None if found or self._pipeline is None else self._pipeline.find(reference)
-        if staged is None:
-            return found
-        buffer = self.staging.share(staged)
-        if buffer is None:
-            self.staging.wait(staged)
-            return None
-        assert staged.header is not None
-        return buffer, staged.header
+        return found if staged is None else self.staging.share(staged)
 
     def copy_of(self, shared: Buffer) -> Buffer:
         """A buffer of the caller's own with the same bytes; the other one is released."""
@@ -337,7 +323,10 @@ class Session:
         else:
             self.cache.put(reference, buffer, header, ahead=True)
 
-    def _await_prefetch(self, reference: ObjectRef) -> None:
+    def _begin_load(self, part: Part, reference: ObjectRef) -> None:
+        """Wait for the object where it is being prefetched."""
+        self.check_open()
+        self.trace("load", shard=part[0], part=part[1], slot=reference.slot)
         job = self._ahead.pop(reference, None)
         if job is not None:
             job.result()

@@ -124,14 +124,16 @@ class Staging:
         if buffer is not None:
             buffer.release()
 
-    def share(self, staged: StagedObject) -> Buffer | None:
-        """The object's bytes for reading, with its header; the caller's to release. None where its
-        buffer was let go. Waits for the digests."""
+    def share(self, staged: StagedObject) -> tuple[Buffer, ObjectHeader] | None:
+        """The object for reading, from memory; the buffer is the caller's to release. Waits for the
+        digests. None where its buffer was let go: the object is in its slot then."""
         staged.known()
         with self._context.mutex:
-            if staged.buffer is None or not staged.keep:
-                return None
-            return self._pool.share(staged.buffer)
+            if staged.buffer is not None and staged.keep:
+                assert staged.header is not None
+                return self._pool.share(staged.buffer), staged.header
+        self.wait(staged)
+        return None
 
     def take_buffer(self, staged: StagedObject) -> Buffer | None:
         """The object's buffer, now the caller's; None where it was let go."""

@@ -208,7 +208,7 @@ class Store(RefMethods):
         return tensor_rows(self._session, commit, commit)
 
     def state_digest(self, ref: Ref | str = Ref.head) -> str:
-        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.1)."""
+        """Equal for two commits exactly when they hold the same tensors (FORMAT.md 5.5)."""
         return digest_of(self.tensors(ref))
 
     # ------------------------------------------------------------------ reading and writing
