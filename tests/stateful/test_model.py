@@ -155,6 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
     def create(self, opening: dict[str, Any]) -> None:
         self.fs = MemoryFileSystem()
         self.model = Model()
+        self.views: list[tuple[Any, int]] = []
         self.before: list[Model] = []
         """What a power cut may go back to: the last durable state and what came after it."""
         self.store = open_store(self.fs, settings=self._settings(opening))
@@ -191,8 +192,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.said.add(part)
 
     @precondition(lambda self: self.txn is not None)
-    @rule(part=part_of, donate=st.booleans())
-    def check_out(self, part: tuple[str, str], donate: bool) -> None:
+    @rule(part=part_of, donate=st.booleans(), watched=st.booleans())
+    def check_out(self, part: tuple[str, str], donate: bool, watched: bool) -> None:
+        if watched:
+            self.look(part)
         now = self._seen().get(part)
         if now is None:
             with pytest.raises(PartNotFoundError):
@@ -328,6 +331,17 @@ class StoreMachine(RuleBasedStateMachine):
         there = [part for part in parts if part in self._parent()]
         if there:
             assert 0 <= self.store.prefetch(there) <= len(there)
+
+    @rule(part=part_of)
+    def look(self, part: tuple[str, str]) -> None:
+        """A view of what was loaded, which somebody keeps."""
+        if part in self._parent():
+            with self.store.load(*part) as loaded:
+                self.views = [*self.views, (loaded.numpy()["w"], self._parent()[part])][-3:]
+
+    @invariant()
+    def views_keep_their_bytes(self) -> None:
+        assert all((view == value).all() for view, value in self.views)
 
     @rule()
     def clear_cache(self) -> None:
