@@ -48,6 +48,9 @@ class Point:
     """None at the end of a run."""
     killed: CrashFileSystem
     ghost: Ghost
+    """What a kill may leave."""
+    cut: Ghost
+    """What a power cut may leave."""
 
     def __str__(self) -> str:
         return "at the end" if self.operation is None else f"before {self.name}"
@@ -69,6 +72,8 @@ class Node:
     parent: Node | None
     step: str
     killed: CrashFileSystem | None = None
+    cut: Ghost | None = None
+    """What a power cut may still leave, where that is not the same."""
 
     def trace(self) -> list[str]:
         """How to get here, one line a crash."""

@@ -42,7 +42,7 @@ class Explorer:
         self._profile = profile
         self._mutate = mutate
         self._findings_max = findings_max
-        self._seen: set[tuple[bytes, Ghost]] = set()
+        self._seen: set[tuple[bytes, Ghost, Ghost | None]] = set()
 
     def run(self) -> Report:
         began = time.perf_counter()
@@ -68,7 +68,7 @@ class Explorer:
             if self.report.states[depth] >= rule.states or self._enough:
                 break
             self.report.images += 1
-            key = (node.fs.image_digest(unsynced=True), node.ghost)
+            key = (node.fs.image_digest(unsynced=True), node.ghost, node.cut)
             if key in self._seen:
                 continue
             self._seen.add(key)
@@ -96,8 +96,11 @@ class Explorer:
 
     # ------------------------------------------------------------------ runs
 
+    def _world(self, fs: CrashFileSystem, ghost: Ghost, cut: Ghost | None = None) -> World:
+        return World(fs, ghost, self._mutate, cut=cut, settings=self._scenario.settings)
+
     def _first_run(self, node: Node) -> list[Point]:
-        world = World(node.fs, node.ghost, self._mutate)
+        world = self._world(node.fs, node.ghost)
         self._scenario.prepare(world)
         points = _watch(world)
         self._scenario.program(world)
@@ -113,7 +116,7 @@ class Explorer:
             check_files(fs)
         elif NO_STORE not in node.ghost:
             raise Violation(f"expected {' or '.join(map(str, node.ghost))}, found no store")
-        world = World(fs, node.ghost, self._mutate)
+        world = self._world(fs, node.ghost, node.cut)
         points = _watch(world)
         opened = world.open()
         if seen not in (None, opened):
@@ -129,7 +132,7 @@ class Explorer:
 
     def _judge_again(self, world: World, opened: Observed) -> None:
         """Another opening changes nothing; what can be undone is there."""
-        twin = World(world.fs.kill(), world.ghost, self._mutate)
+        twin = self._world(world.fs.kill(), world.ghost)
         again = twin.open()
         if again != opened:
             raise Violation(f"the second opening made {again} of {opened}")
@@ -152,23 +155,27 @@ class Explorer:
             draw = random.Random(parent.fs.image_digest())
             chosen = [points[at] for at in sorted(draw.sample(range(len(points)), rule.points))]
         following = dict(zip(map(id, points), points[1:], strict=False))
-        for each in chosen:
-            yield from self._crashes(parent, each, following.get(id(each)), rule)
+        yield from _fairly(
+            [self._crashes(parent, each, following.get(id(each)), rule) for each in chosen]
+        )
 
     def _crashes(
         self, parent: Node, point: Point, following: Point | None, rule: Depth
     ) -> Iterator[Node]:
-        yield Node(point.killed, point.ghost, parent, f"kill {point}")
+        yield self._kill(parent, point, point.killed, f"kill {point}")
         for image in cuts_of(point.killed, rule.cuts):
             yield self._cut(parent, point, image)
         operation = point.operation
         if operation is not None and operation.op == "pwrite" and following is not None:
             half = half_done(point.killed, following.killed, operation)
             if half is not None:
-                yield Node(half, point.ghost, parent, f"kill halfway through {point.name}")
+                yield self._kill(parent, point, half, f"kill halfway through {point.name}")
 
     def _cut(self, parent: Node, point: Point, image: CrashFileSystem) -> Node:
-        return Node(image, point.ghost, parent, f"power cut {point}", point.killed)
+        return Node(image, point.cut, parent, f"power cut {point}", point.killed)
+
+    def _kill(self, parent: Node, point: Point, image: CrashFileSystem, step: str) -> Node:
+        return Node(image, point.ghost, parent, step, cut=point.cut)
 
 
 def _watch(world: World) -> list[Point]:
@@ -176,7 +183,7 @@ def _watch(world: World) -> list[Point]:
     points: list[Point] = []
 
     def before(operation: Operation) -> None:
-        points.append(Point(operation, world.fs.kill(), world.ghost))
+        points.append(Point(operation, world.fs.kill(), world.ghost, world.cut))
 
     world.fs.before = before
     return points
@@ -186,7 +193,7 @@ def _finish(world: World, points: list[Point]) -> None:
     """The end of a run: closed, and a crash point of its own."""
     world.close()
     world.fs.before = None
-    points.append(Point(None, world.fs.kill(), world.ghost))
+    points.append(Point(None, world.fs.kill(), world.ghost, world.cut))
 
 
 def _fairly(sources: list[Iterator[Node]]) -> Iterator[Node]:

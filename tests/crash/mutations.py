@@ -103,6 +103,24 @@ MUTATIONS = (
         patch=patches.free_at_begin,
     ),
     Mutation(
+        rule=FREE,
+        name="what a commit in flight will free is free when it is prepared",
+        scenario="in flight",
+        patch=patches.free_when_prepared,
+    ),
+    Mutation(
+        rule=FREE,
+        name="durability deferred: what only the durable state needs is free",
+        scenario="deferred",
+        patch=patches.free_by_the_tail,
+    ),
+    Mutation(
+        rule=REF,
+        name="objects of deferred commits are not synced before a durable record",
+        scenario="deferred",
+        patch=patches.ref_without_older_objects,
+    ),
+    Mutation(
         rule=REF,
         name="a snapshot's manifest object is not synced",
         scenario="snapshot",
@@ -182,6 +200,31 @@ MUTATIONS = (
         name="STORE of a copied store is not synced",
         scenario="copy",
         mutate=_skip("open", "datasync", "*/STORE"),
+    ),
+    Mutation(
+        rule=OPENING,
+        name="slots of the state that is chosen are not synced",
+        scenario="deferred",
+        profile=TWICE,
+        mutate=_skip("open", "datasync", "*/objects/*"),
+    ),
+    Mutation(
+        rule=ROLL,
+        name="durability deferred: objects are not synced",
+        scenario="deferred roll",
+        patch=patches.roll_without_object_sync,
+    ),
+    Mutation(
+        rule=ROLL,
+        name="durability deferred: the old segment is not synced",
+        scenario="deferred roll",
+        patch=patches.roll_without_log_sync,
+    ),
+    Mutation(
+        rule=ROLL,
+        name="durability deferred: slots are free before the new segment is there",
+        scenario="deferred roll without room",
+        patch=patches.roll_frees_early,
     ),
     Mutation(
         rule=ROLL,
@@ -271,22 +314,6 @@ MUTATIONS = (
 )
 
 NOT_YET = (
-    (
-        "freeing only after the log sync returned, with two commits in flight",
-        "commits are synchronous; the mutation above frees before the append",
-    ),
-    (
-        "at opening: slot sync of a store that is no copy",
-        "every record is durable, so its slots were synced before; applies to deferred durability",
-    ),
-    (
-        "object sync before a ref record, of other commits' objects",
-        "every commit before it was durable; applies to deferred durability",
-    ),
-    (
-        "at a roll: sync of objects and of the old segment",
-        "every record was synced before the roll; applies to deferred durability",
-    ),
     ("create: sync of objects/", "the directory is empty then, and every opening syncs it"),
     (
         "at opening: sync of wal/ before the new segment is made",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 from shardstore import collecting, pinned_view, recovery, snapshot
-from shardstore.commit_protocol import CommitProtocol
+from shardstore.commit_protocol import Change, CommitProtocol
 from shardstore.context import Context
 from shardstore.format.names import (
     PACKED_TEMPORARY,
@@ -54,6 +54,80 @@ def free_at_begin() -> Patch:
         session.pipeline.protocol._slots.release(sorted(state.needed() - held))
 
     return patch.object(Transaction, "__init__", init)
+
+
+def free_when_prepared() -> Patch:
+    """What a commit in flight will free is free before its log sync returned."""
+    prepare = CommitProtocol.prepare
+
+    def early(self: CommitProtocol, change: Change) -> None:
+        before = self.prepared.needed()
+        prepare(self, change)
+        self._slots.release(sorted(before - self.prepared.needed()))
+
+    return _both(
+        patch.object(CommitProtocol, "prepare", early),
+        patch.object(CommitProtocol, "_release", lambda *_: None),
+    )
+
+
+def free_by_the_tail() -> Patch:
+    """What the log does not need is free, though a power cut would need it."""
+
+    def move_on(self: CommitProtocol, tail: State, durable: State) -> list[int]:
+        before = self.tail.needed()
+        self.tail, self.durable = tail, durable
+        return sorted(before - tail.needed())
+
+    return patch.object(CommitProtocol, "_move_on", move_on)
+
+
+def ref_without_older_objects() -> Patch:
+    """A durable record vouches for its own objects only."""
+    sync_all = CommitProtocol._sync_all
+
+    def own(self: CommitProtocol, objects: Any, *, in_the_log: bool) -> None:
+        if not in_the_log:
+            sync_all(self, objects, in_the_log=in_the_log)
+
+    return patch.object(CommitProtocol, "_sync_all", own)
+
+
+@contextmanager
+def _both(*patches: Patch) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def _in_the_roll(inside: Any) -> Patch:
+    sync_tail = CommitProtocol._sync_tail
+
+    def around(self: CommitProtocol) -> None:
+        with inside():
+            sync_tail(self)
+
+    return patch.object(CommitProtocol, "_sync_tail", around)
+
+
+def roll_without_object_sync() -> Patch:
+    return _in_the_roll(lambda: patch.object(CommitProtocol, "_sync_objects", lambda *_: None))
+
+
+def roll_without_log_sync() -> Patch:
+    return _in_the_roll(lambda: patch.object(SegmentWriter, "sync", lambda _: None))
+
+
+def roll_frees_early() -> Patch:
+    """The tail counts as durable before the segment that says so is there."""
+    sync_tail = CommitProtocol._sync_tail
+
+    def early(self: CommitProtocol) -> None:
+        sync_tail(self)
+        self._tail_is_durable()
+
+    return patch.object(CommitProtocol, "_sync_tail", early)
 
 
 def _around_refs(inside: Any, module: ModuleType = snapshot) -> Patch:

@@ -7,16 +7,19 @@ again. Segments hold three commits, so that most programs roll.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shardstore.context import Settings
 from shardstore.errors import PoisonedError, StorageError
 from shardstore.format.names import RAW, SAFETENSORS
 from shardstore.wal.compress import compress_segments
 from shardstore.wal.reader import read_bytes
 from tests.crash.oracle import ROOT, Violation
-from tests.crash.world import World
+from tests.crash.world import SETTINGS, MakeSettings, World
+from tests.support.workers import HeldWorkers
 
 Act = Callable[[World], None]
 
@@ -256,6 +259,62 @@ def opening(world: World) -> None:
     world.reopen()
 
 
+def deferred(world: World) -> None:
+    """Slots change hands between commits that a power cut may take."""
+    for _ in range(3):
+        world.commit("a", "b")
+    world.sync()
+    world.commit("a")
+    world.snapshot("s1")
+    world.commit("a", "b")
+    world.commit("b")
+    world.delete("s1")
+    world.abort("a", flavour="x")
+    for _ in range(4):
+        world.commit("a", "b")
+
+
+def deferred_roll(world: World) -> None:
+    """The old segment says of no commit that it is durable; the new one says it of all."""
+    for _ in range(5):
+        world.commit("a", "b")
+    world.sync()
+    for _ in range(3):
+        world.commit("a")
+
+
+def deferred_no_room(world: World) -> None:
+    """The segment cannot be succeeded for a while: the old one, which goes on, says of no commit
+    that it is durable."""
+    for _ in range(3):
+        world.commit("a", "b")
+    world.faulty.fail("open_create", "*/wal/tmp", error=errno.ENOSPC, times=3)
+    for _ in range(4):
+        world.commit("a", "b")
+
+
+def in_flight(world: World) -> None:
+    """Each commit is begun while the one before it is still to be completed."""
+    for _ in range(3):
+        world.commit("a", "b")
+    world.sync()
+    world.commit("a")
+    world.commit("b")
+    world.snapshot("s1")
+    for _ in range(3):
+        world.commit("a", "b")
+
+
+def work_and_sync(world: World) -> None:
+    """After a crash: commits that nothing makes durable, and a sync. One part stays as it was."""
+    for _ in range(3):
+        world.commit("a")
+    world.check()
+    world.sync()
+    world.commit("a")
+    world.check()
+
+
 def failed_log_sync(world: World) -> None:
     world.faulty.fail_datasync("*/wal/*.wal")
     with suppress(PoisonedError):
@@ -334,6 +393,23 @@ class Scenario:
     prepare: Act
     program: Act
     work: Act = work
+    settings: MakeSettings = lambda: SETTINGS
+
+
+def _deferred() -> Settings:
+    return replace(SETTINGS, durability="deferred", commits_per_segment=50, sync_every=4)
+
+
+def _deferred_rolling() -> Settings:
+    return replace(SETTINGS, durability="deferred")
+
+
+def _in_flight() -> Settings:
+    return replace(SETTINGS, workers=HeldWorkers(), commits_in_flight=2)
+
+
+def _deferred_in_flight() -> Settings:
+    return replace(_deferred_rolling(), workers=HeldWorkers(), commits_in_flight=2)
 
 
 SCENARIOS = {
@@ -356,6 +432,41 @@ SCENARIOS = {
         Scenario(name="convert", prepare=start_with_snapshot, program=convert),
         Scenario(name="roll", prepare=start_with_spare, program=roll),
         Scenario(name="compress", prepare=start_with_old_segments, program=compress),
+        Scenario(
+            name="deferred",
+            prepare=start,
+            program=deferred,
+            work=work_and_sync,
+            settings=_deferred,
+        ),
+        Scenario(
+            name="deferred roll",
+            prepare=start,
+            program=deferred_roll,
+            work=work_and_sync,
+            settings=_deferred_rolling,
+        ),
+        Scenario(
+            name="deferred roll without room",
+            prepare=start,
+            program=deferred_no_room,
+            work=work_and_sync,
+            settings=_deferred_rolling,
+        ),
+        Scenario(
+            name="in flight",
+            prepare=start,
+            program=in_flight,
+            work=work_and_sync,
+            settings=_in_flight,
+        ),
+        Scenario(
+            name="deferred in flight",
+            prepare=start,
+            program=in_flight,
+            work=work_and_sync,
+            settings=_deferred_in_flight,
+        ),
         Scenario(name="opening", prepare=start_with_spare, program=opening),
         Scenario(name="copy", prepare=start_copied, program=copy),
         Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),

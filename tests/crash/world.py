@@ -2,6 +2,9 @@
 
 A `World` owns one memory file system. What a mutation changes is put around the file system at
 every opening (`mutate`), so that rules count from the opening on.
+
+Two ghosts: what a kill may leave (`ghost`: the state in the log, and what is being made or in
+flight), and what a power cut may (`cut`: the last durable state, and every one after it).
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from shardstore.format.policy import Retention
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.store import Store
+from shardstore.ticket import Ticket
 from tests.crash.ghost import EMPTY, NO_STORE, PART, Ghost, GhostState, payload
 from tests.crash.oracle import ROOT, Observed, Violation, match, observe
 
 SETTINGS = Settings(prewrite_bytes=16 * 1024, commits_per_segment=3, host_budget_bytes=0)
+MakeSettings = Callable[[], Settings]
 Mutate = Callable[[FaultyFileSystem, str], None]
 """Called with "create" or "open" before an opening and with "work" after it."""
 
@@ -45,9 +50,21 @@ class CrashFileSystem(MemoryFileSystem):
 class World:
     """See the module's docstring. Operations raise what the store raises."""
 
-    def __init__(self, fs: CrashFileSystem, ghost: Ghost, mutate: Mutate | None = None) -> None:
+    def __init__(
+        self,
+        fs: CrashFileSystem,
+        ghost: Ghost,
+        mutate: Mutate | None = None,
+        *,
+        cut: Ghost | None = None,
+        settings: MakeSettings = lambda: SETTINGS,
+    ) -> None:
         self.fs = fs
         self.ghost = ghost
+        self.cut = ghost if cut is None else cut
+        self._make_settings = settings
+        self._settings = settings()
+        self._tickets: list[Ticket] = []
         self.faulty = FaultyFileSystem(fs)
         self._mutate = mutate
         self._store: Store | None = None
@@ -59,8 +76,8 @@ class World:
 
     @property
     def state(self) -> GhostState:
-        (state,) = self.ghost
-        return state
+        """What the open store shows."""
+        return self.ghost[-1]
 
     # Opening and closing
 
@@ -68,17 +85,19 @@ class World:
         """Open for writing, recovering; afterwards one state is the acknowledged one."""
         if NO_STORE in self.ghost and EMPTY not in self.ghost:
             self.ghost = (*self.ghost, EMPTY)
+            self.cut = (*self.cut, EMPTY)
+        self._settings = self._make_settings()
         self.faulty = FaultyFileSystem(self.fs)
         self._rules("open" if _has_store(self.fs) else "create")
         try:
             self._store = Store.open(
-                ROOT, "a", fs=self.faulty, settings=SETTINGS, format=storage_format
+                ROOT, "a", fs=self.faulty, settings=self._settings, format=storage_format
             )
         except ShardStoreError as error:
             raise Violation(f"cannot be opened: {type(error).__name__}: {error}") from error
         self.faulty.clear()
         observed = observe(self._store, self.fs.file_digest)
-        self.ghost = (match(self.ghost, observed),)
+        self._is_durable(match(self.ghost, observed))
         self._rules("work")
         return observed
 
@@ -86,6 +105,9 @@ class World:
         if self._store is not None:
             store, self._store = self._store, None
             store.close()
+            self._tickets.clear()
+            if not store._session.context.is_poisoned:
+                self._is_durable(self.state)
 
     def reopen(self) -> None:
         self.close()
@@ -103,13 +125,23 @@ class World:
         head = self.state.head
         step = head.step + 1 if head else 1
         after = self.state.committed(step, flavour, stage, remove)
-        with self._attempt(after), self.store.begin(step) as txn:
+        in_flight = self._settings.workers is not None
+        around = self._begin(after) if in_flight else self._attempt(after, durable=None)
+        with around, self.store.begin(step) as txn:
             for shard in stage:
                 txn.stage(shard, PART, _tensors(shard, step, flavour))
             for shard in remove:
                 txn.remove(shard, PART)
             txn.keep_rest()
-            txn.commit({"flavour": flavour})
+            if in_flight:
+                self._tickets.append(txn.commit_async({"flavour": flavour}))
+            else:
+                txn.commit({"flavour": flavour})
+
+    def sync(self) -> None:
+        self.store.sync()
+        self._tickets.clear()
+        self._is_durable(self.state)
 
     def abort(self, *stage: str, flavour: str = "") -> None:
         """Stage and give up."""
@@ -164,20 +196,40 @@ class World:
 
     def check(self) -> None:
         """The open store shows exactly what was acknowledged."""
-        match(self.ghost, observe(self.store))
+        match((self.state,), observe(self.store))
 
     @contextmanager
-    def _attempt(self, after: GhostState) -> Iterator[None]:
-        before = self.state
-        self.ghost = (before, after)
+    def _attempt(self, after: GhostState, *, durable: bool | None = True) -> Iterator[None]:
+        """One change that is in the log at the end; with None the store says whether durable."""
+        before, ghost, cut = self.state, self.ghost, self.cut
+        self.ghost, self.cut = (*ghost, after), (*cut, after)
         try:
             yield
         except PoisonedError:
             raise
         except StorageError:
-            self.ghost = (before,)
+            self.ghost, self.cut = (before,), cut
             raise
+        self._tickets.clear()
         self.ghost = (after,)
+        head = self.store.head
+        if durable or (head is not None and head.durable):
+            self._is_durable(after)
+
+    @contextmanager
+    def _begin(self, after: GhostState) -> Iterator[None]:
+        """A commit that goes on in flight: what has landed by the end counts."""
+        self.ghost, self.cut = (*self.ghost, after), (*self.cut, after)
+        yield
+        landed = 0
+        while self._tickets and self._tickets[0].done():
+            landed += 1
+            if self._tickets.pop(0).result().durable:
+                self.cut = self.cut[self.cut.index(self.ghost[landed]) :]
+        self.ghost = self.ghost[landed:]
+
+    def _is_durable(self, state: GhostState) -> None:
+        self.ghost = self.cut = (state,)
 
     def _rules(self, phase: str) -> None:
         if self._mutate is not None:

@@ -2,11 +2,13 @@
 
 The model says what every branch, every snapshot and every kept commit hold, what a step means,
 which heads the three undo entries keep, what the retention keeps, and how many files there may be.
+Openings differ: commits durable or deferred, at once or in flight, with a host cache or without;
+the model remembers what a power cut may go back to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -33,13 +35,20 @@ from shardstore.errors import (
 )
 from shardstore.fs.memory import MemoryFileSystem
 from tests.support.stores import content, object_files, open_store, value_of
+from tests.support.workers import HeldWorkers
 
-SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=5)
+SETTINGS = Settings(prewrite_bytes=8192, commits_per_segment=5, host_budget_bytes=0)
 PARTS = [("a", "p"), ("a", "q"), ("b", "p")]
 NAMES = ["x", "y", "z"]
 UNDO_ENTRIES = 3
 Content = dict[tuple[str, str], int]
 part_of = st.sampled_from(PARTS)
+OPENINGS: list[dict[str, Any]] = [
+    {"durability": durability, "host_budget_bytes": budget, "in_flight": in_flight}
+    for durability in ("commit", "deferred")
+    for budget in (0, 40_000, 1 << 30)
+    for in_flight in (0, 3)
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,16 @@ class Model:
     @property
     def head(self) -> MCommit | None:
         return self.heads[self.current]
+
+    def copy(self) -> Model:
+        return replace(
+            self,
+            heads=dict(self.heads),
+            line_of=dict(self.line_of),
+            kept=dict(self.kept),
+            snapshots=dict(self.snapshots),
+            undo=[replace(entry) for entry in self.undo],
+        )
 
     def taken(self, name: str) -> bool:
         return name in self.snapshots or name in self.heads
@@ -132,16 +151,19 @@ class Model:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    @initialize()
-    def create(self) -> None:
+    @initialize(opening=st.sampled_from(OPENINGS))
+    def create(self, opening: dict[str, Any]) -> None:
         self.fs = MemoryFileSystem()
-        self.store = open_store(self.fs, settings=SETTINGS)
         self.model = Model()
+        self.views: list[tuple[Any, int]] = []
+        self.before: list[Model] = []
+        """What a power cut may go back to: the last durable state and what came after it."""
+        self.store = open_store(self.fs, settings=self._settings(opening))
         self.txn: Any = None
         self.staged: dict[tuple[str, str], int | None] = {}
         self.said: set[tuple[str, str]] = set()
         self.value = 0
-        self.sets = 0
+        self.sets = self.more = 0
 
     # The transaction
 
@@ -170,8 +192,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.said.add(part)
 
     @precondition(lambda self: self.txn is not None)
-    @rule(part=part_of, donate=st.booleans())
-    def check_out(self, part: tuple[str, str], donate: bool) -> None:
+    @rule(part=part_of, donate=st.booleans(), watched=st.booleans())
+    def check_out(self, part: tuple[str, str], donate: bool, watched: bool) -> None:
+        if watched:
+            self.look(part)
         now = self._seen().get(part)
         if now is None:
             with pytest.raises(PartNotFoundError):
@@ -244,6 +268,18 @@ class StoreMachine(RuleBasedStateMachine):
         step=st.integers(0, 2), parts=st.sets(part_of, min_size=1)
     )(_whole_commit)
 
+    def _settings(self, opening: dict[str, Any]) -> Settings:
+        self.deferred = opening["durability"] == "deferred"
+        self.in_flight = opening["in_flight"]
+        return replace(
+            SETTINGS,
+            durability=opening["durability"],
+            host_budget_bytes=opening["host_budget_bytes"],
+            workers=HeldWorkers() if self.in_flight else None,
+            commits_in_flight=max(1, self.in_flight),
+            sync_every=4,
+        )
+
     @precondition(lambda self: self.txn is not None)
     @rule()
     def commit(self) -> None:
@@ -253,8 +289,17 @@ class StoreMachine(RuleBasedStateMachine):
                 self.txn.commit()
             assert set(caught.value.missing) == missing
             return
-        made = self.txn.commit(metadata={"metrics": {"loss": (self.value * 7) % 5}})
+        metadata = {"metrics": {"loss": (self.value * 7) % 5}}
+        self.before.append(self.model.copy())
+        if self.in_flight:
+            self.txn.commit_async(metadata=metadata)
+            made = self.store.head
+            assert made is not None
+        else:
+            made = self.txn.commit(metadata=metadata)
         assert made.parts == set(self._seen())
+        if made.durable and not self.in_flight:
+            self.before = []
         before = self.model.head
         self.model.commit(
             MCommit(
@@ -275,10 +320,38 @@ class StoreMachine(RuleBasedStateMachine):
         self.txn.abort()
         self.txn = None
 
+    @rule()
+    def sync(self) -> None:
+        self.store.sync()
+        self.before = []
+        assert self.store.durable_head == self.store.head
+
+    @rule(parts=st.lists(part_of))
+    def prefetch(self, parts: list[tuple[str, str]]) -> None:
+        there = [part for part in parts if part in self._parent()]
+        if there:
+            assert 0 <= self.store.prefetch(there) <= len(there)
+
+    @rule(part=part_of)
+    def look(self, part: tuple[str, str]) -> None:
+        """A view of what was loaded, which somebody keeps."""
+        if part in self._parent():
+            with self.store.load(*part) as loaded:
+                self.views = [*self.views, (loaded.numpy()["w"], self._parent()[part])][-3:]
+
+    @invariant()
+    def views_keep_their_bytes(self) -> None:
+        assert all((view == value).all() for view, value in self.views)
+
+    @rule()
+    def clear_cache(self) -> None:
+        self.store.clear_cache()
+
     # Refs
 
     def _try_beside(self, call: Any) -> None:
-        """An open transaction stands in the way, as it has to; then it is given up."""
+        """An open transaction stands in the way, as it has to; then it is given up. What follows
+        is durable, if it happens."""
         if self.txn is not None:
             with pytest.raises(TransactionError):
                 call()
@@ -297,6 +370,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.snapshot(name, at)
         else:
             assert self.store.snapshot(name, at).seq == target.seq
+            self.before = []
             model.snapshots[name] = target
 
     @rule(name=st.sampled_from([*NAMES, "main"]), data=st.data())
@@ -312,6 +386,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.branch(name, Ref.seq(target.seq))
             return
         assert self.store.branch(name, Ref.seq(target.seq)).seq == target.seq
+        self.before = []
         self.model.stand(name, target)
 
     def _switch(self, name: str) -> None:
@@ -322,6 +397,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.switch(name)
             return
         self.store.switch(name)
+        self.before = []
         self.model.current = name
         self.model.push(MUndo("switch", left, head))
 
@@ -339,6 +415,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.delete(name)
         else:
             self.store.delete(name)
+            self.before = []
             snapshot = model.snapshots.pop(name, None)
             model.push(MUndo("delete", name, model.heads.pop(name, None), snapshot))
 
@@ -353,6 +430,7 @@ class StoreMachine(RuleBasedStateMachine):
         names = [n for n, c in self.model.snapshots.items() if c.seq == target.seq]
         by_name = bool(names) and data.draw(st.booleans())
         found = self.store.rewind(names[0] if by_name else Ref.seq(target.seq))
+        self.before = []
         assert found.seq == target.seq
         left = self.model.head
         self.model.stand(self.model.current, target)
@@ -372,6 +450,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.undo()
             return
         self.store.undo()
+        self.before = []
         left = model.head
         if entry.op == "switch":
             model.current = entry.name
@@ -395,6 +474,8 @@ class StoreMachine(RuleBasedStateMachine):
         best = Best(metric="metrics.loss", mode=mode, count=count) if mode else None
         changed = Retention(last=last, every=every, best=best)
         self._try_beside(lambda: self.store.set_retention(changed))
+        if changed != self.model.rule:
+            self.before = []
         self.store.set_retention(changed)
         self.model.rule = changed
 
@@ -409,35 +490,49 @@ class StoreMachine(RuleBasedStateMachine):
         kept = set(self.model.kept)
         self.model.prune()
         done = self.store.gc(everything=everything)
+        self.before = []
         assert done == expected and set(done.unkept) == kept - set(self.model.kept)
         after = set(object_files(self.fs))
         assert after <= before and done.files == len(before - after)
         needed = {f"{slot:06x}.raw" for slot in self.store._session.state.needed()}
         assert needed <= after and len(after - needed) <= (0 if everything else len(PARTS))
-        self.sets = 0
+        self.sets = self.more = 0
 
     # Openings
 
-    @rule()
-    def reopen(self) -> None:
+    @rule(opening=st.sampled_from(OPENINGS))
+    def reopen(self, opening: dict[str, Any]) -> None:
         self.store.close()
-        self._open()
+        self.before = []
+        self._open(opening, None)
 
-    @rule()
-    def die(self) -> None:
+    @rule(opening=st.sampled_from(OPENINGS))
+    def die(self, opening: dict[str, Any]) -> None:
+        """What has landed in the log is there."""
+        landed = self.store._session.pipeline.protocol.tail.head
+        if not self.in_flight:
+            assert (landed.seq if landed else None) == _seq_or_none(self.model.head)
         self.fs = self.fs.kill()
-        self._open()
+        self._open(opening, landed.seq if landed else None)
+        assert _seq_or_none(self.model.head) == (landed.seq if landed else None)
 
-    @rule(data=st.data())
-    def lose_power(self, data: st.DataObject) -> None:
-        """What was acknowledged is durable, so whatever the disk kept is the same state."""
+    @rule(data=st.data(), opening=st.sampled_from(OPENINGS))
+    def lose_power(self, data: st.DataObject, opening: dict[str, Any]) -> None:
+        """What is durable is there, or something newer, whatever else the disk kept."""
+        durable = self.store.durable_head
         cuts = list(self.fs.power_cuts(limit=6, samples=4, subsets_max=3))
         self.fs = data.draw(st.sampled_from(cuts))
-        self._open()
+        self._open(opening, durable.seq if durable else None)
 
-    def _open(self) -> None:
-        self.store = open_store(self.fs, "r+", settings=SETTINGS)
+    def _open(self, opening: dict[str, Any], least: int | None) -> None:
+        self.store = open_store(self.fs, "r+", settings=self._settings(opening))
         self.txn = None
+        head = self.store.head
+        found = head.seq if head else None
+        self.model = next(m for m in (self.model, *self.before) if _seq_or_none(m.head) == found)
+        possible = [_seq_or_none(m.head) for m in (*self.before, self.model)]
+        assert least is None or possible.index(least) <= possible.index(found)
+        self.before = []
 
     # What must always hold
 
@@ -487,7 +582,9 @@ class StoreMachine(RuleBasedStateMachine):
         kept = {*self.model.named(), *deleted}
         self.sets = max(self.sets, len(kept))
         snapshots = len(NAMES) + UNDO_ENTRIES + 1
-        assert len(object_files(self.fs)) <= (self.sets + 2) * len(PARTS) + snapshots
+        if self.deferred or self.in_flight:  # what the durable state needs, and what is in flight
+            self.more = max(self.more, self.sets + 2 + self.in_flight)
+        assert len(object_files(self.fs)) <= (self.sets + self.more + 2) * len(PARTS) + snapshots
 
     def _content(self, ref: Ref | str) -> Content:
         parts = self.store.commit_of(ref).parts
@@ -498,16 +595,20 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
 
 
+def _seq_or_none(commit: MCommit | None) -> int | None:
+    return None if commit is None else commit.seq
+
+
 def _seq(commit: MCommit) -> int:
     return commit.seq
 
 
-@pytest.mark.req("S2", "S5", "S6", "S7", "S17")
+@pytest.mark.req("S2", "S5", "S6", "S7", "S10", "S14", "S15", "S17")
 class TestModel(StoreMachine.TestCase):
     settings = settings(max_examples=100, stateful_step_count=50)
 
 
 @pytest.mark.long
-@pytest.mark.req("S2", "S5", "S6", "S7", "S17")
+@pytest.mark.req("S2", "S5", "S6", "S7", "S10", "S14", "S15", "S17")
 class TestModelLong(StoreMachine.TestCase):
     settings = settings(max_examples=1500, stateful_step_count=80)
