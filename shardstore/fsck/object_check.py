@@ -5,7 +5,7 @@ that is whole but another is told from one that is damaged. Where the log itself
 object may have been written again since, so that it is then checked against itself only.
 Here stand raw objects, which are checked while they arrive and never held as a whole;
 `foreign_check` does the same for the other storage formats, `pieces` reads. Memory of a deep check
-is 32 MiB, the largest header and the largest object of another format than raw; of a quick one
+is 20 MiB, the largest header and the largest object of another format than raw; of a quick one
 256 KiB and the largest header.
 """
 
@@ -36,9 +36,11 @@ from shardstore.fsck.object_base import ObjectCheck, Rules
 from shardstore.fsck.pieces import PieceReader
 from shardstore.workers import make_workers
 
-PIECE_BYTES = 8 * 1024 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
 THREADS = 3
-"""Pieces in flight; there is one more, which is being looked at."""
+"""Pieces in flight."""
+SPARE = 2
+"""Pieces beyond those: one is looked at, and one may wait until those before it are there."""
 
 
 def check_objects(
@@ -58,7 +60,7 @@ def check_objects(
     reader = PieceReader(
         fs,
         make_workers(threads),
-        count=threads + 1,
+        count=threads + SPARE if threads else 1,
         piece_bytes=max(1, -(-piece_bytes // BLOCK_BYTES)) * BLOCK_BYTES,
         direct=rules.deep,
     )
