@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from shardstore.format.archive_file import DELTA, PACKED, PLAIN
+from shardstore.format.archive_file import DELTA, PACKED, PIECE_BYTES, PLAIN
 from shardstore.format.digests import Bytes
 
 SAMPLE_BYTES = 128 << 10
 """So much of a piece is packed in both ways to see which pays."""
+WINDOW_BYTES_MAX = 2 * PIECE_BYTES
 DELTA_PAYS = 0.95
 """A difference has to be this much smaller: it costs reading two objects instead of one."""
 
 
-class PackingError(Exception):
-    """A frame is not one of the piece that it should hold."""
+PackingError = zstandard.ZstdError
+"""A frame is not one of the piece that it should hold."""
 
 
 def pack(
@@ -42,13 +43,8 @@ def pack(
 
 def check(frame: Bytes, method: int, size: int) -> None:
     """What can be said before anything is unpacked: the frame is of a piece of `size` bytes."""
-    if method == PLAIN:
-        found = len(frame)
-    else:
-        try:
-            found = zstandard.get_frame_parameters(frame).content_size
-        except zstandard.ZstdError as error:
-            raise PackingError(str(error)) from None
+    plain = method == PLAIN
+    found = len(frame) if plain else zstandard.get_frame_parameters(frame).content_size
     if found != size:
         raise PackingError(f"a frame of {found} bytes")
 
@@ -61,11 +57,9 @@ def unpack(
     if method == PLAIN:
         target[:] = frame
         return
-    try:
-        # In one go: never more than the size that was just looked at.
-        content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise PackingError(str(error)) from None
+    # In one go: never more than the size that was just looked at.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    content = decompressor.decompress(frame, allow_extra_data=False)
     found = np.frombuffer(target, np.uint8)
     # Rows of elements, columns of their bytes: the transpose of what was packed.
     found.reshape(-1, width).T[:] = np.frombuffer(content, np.uint8).reshape(width, -1)
