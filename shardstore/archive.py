@@ -106,7 +106,7 @@ def archive(
         }
         publish(session, record, packer.staged)
     except BaseException:
-        _undo(session, packer.staged)
+        _undo(session, packer)
         raise
     return Archived(
         name=name, seq=info.seq, step=info.step, against=None if near is None else near.name,
@@ -163,13 +163,12 @@ def _check_space(session: Session, name: str, commit: CommitInfo) -> None:
         )
 
 
-def _undo(session: Session, staged: list[StagedObject]) -> None:
+def _undo(session: Session, packer: _Packer) -> None:
     """Unlink what was written. Where the record may be in the log nothing is touched."""
     if session.context.is_poisoned:
         return
-    packed = [(one.slot, one) for one in staged if one.storage_format == ARCHIVE and one.slot >= 0]
-    session.abandon(staged)
-    gone = [slot for slot, one in packed if one.slot < 0 and one.error is None]
+    session.abandon(packer.staged)
+    gone = [slot for slot, one in packer.files if one.slot < 0 and one.error is None]
     with session.context.mutex, suppress(OSError):  # what stays is free
         session.slots.unlink(gone)
 
@@ -186,6 +185,8 @@ class _Packer:
         self._level = level
         self.manifest: dict[Part, ObjectRef] = {}
         self.staged: list[StagedObject] = []
+        self.files: list[tuple[int, StagedObject]] = []
+        """New files, by slot."""
         self.deltas = self.shared = 0
 
     def pack(self, part: Part) -> None:
@@ -232,6 +233,7 @@ class _Packer:
             )  # fmt: skip
             staged = session.staging.file(part, ARCHIVE, replace(header, label=told), write, pieces)
             self.staged.append(staged)
+            self.files.append((staged.slot, staged))
             assert staged.reference is not None
             staged.reference = staged.reference._replace(base=base if used else None)
             session.staging.wait(staged)  # a piece that did not pack is the object's memory

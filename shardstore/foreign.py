@@ -148,16 +148,35 @@ def _read_base(
             "storage format of the base", file=f"{reader.root}/{base.file}",
             expected=(RAW, ARCHIVE), found=base.format,
         )  # fmt: skip
-    if base.format == ARCHIVE:
-        buffer, header = read(reader, part, base, step, None, acquire)
-    else:
-        buffer = acquire(base.size)
-        try:
-            header = reader.read(part, base, step, buffer)
-        except BaseException:
-            buffer.release()
-            raise
+    try:
+        if base.format == ARCHIVE:
+            buffer, header = read(reader, part, base, step, None, acquire)
+        else:
+            buffer, header = read_raw(reader, part, base, step, None, acquire)
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"its base: {error.what}", file=error.file, offset=error.offset,
+            expected=error.expected, found=error.found,
+        ) from None  # fmt: skip
     return buffer, archive.Base(base, header.layout, buffer.view)
+
+
+def read_raw(
+    reader: ObjectReader,
+    part: Part,
+    reference: ObjectRef,
+    step: int,
+    into: Buffer | None,
+    acquire: Acquire,
+) -> tuple[Buffer, ObjectHeader]:
+    """As `read`, of a raw object."""
+    buffer = into or acquire(reference.size)
+    try:
+        return buffer, reader.read(part, reference, step, buffer)
+    except BaseException:
+        if into is None:
+            buffer.release()
+        raise
 
 
 def _check_file(data: memoryview, reference: ObjectRef, path: str) -> None:

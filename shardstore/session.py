@@ -318,21 +318,10 @@ class Session:
         try:
             if reference.format != RAW:
                 return foreign.read(self.objects, part, reference, step, into, acquire)
-            return self._read_raw(part, reference, step, into)
+            return foreign.read_raw(self.objects, part, reference, step, into, acquire)
         except CorruptionError as error:
             if self._moved_on(source, reference):
                 raise self._moved_on_error(part, source) from error
-            raise
-
-    def _read_raw(
-        self, part: Part, reference: ObjectRef, step: int, into: Buffer | None
-    ) -> tuple[Buffer, ObjectHeader]:
-        buffer = into or self.cache.acquire(reference.size)
-        try:
-            return buffer, self.objects.read(part, reference, step, buffer)
-        except BaseException:
-            if into is None:
-                buffer.release()
             raise
 
     def _load_ahead(self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer) -> None:
