@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from shardstore import foreign
-from shardstore.buffers import Buffer
 from shardstore.codecs import archive as codec
 from shardstore.errors import CorruptionError, RefNotFoundError, StorageError, UsageError
 from shardstore.format.headers import ObjectHeader
@@ -203,8 +202,9 @@ class _Packer:
             if _same(ours, theirs):
                 self._name(part, near, shared=True)
                 return
-        staged, header = self._write(part, reference, _possible_base(near))
-        self._prove(part, staged.known(), header)
+        with self._read_base(part, _possible_base(near)) as base:
+            staged, header = self._write(part, reference, base)
+            self._prove(part, staged.known(), header, base)
         self._name(part, staged.known(), shared=False)
 
     def _name(self, part: Part, reference: ObjectRef, *, shared: bool) -> None:
@@ -212,41 +212,48 @@ class _Packer:
         self.shared += shared
         self.deltas += reference.base is not None and not shared
 
-    def _write(
-        self, part: Part, reference: ObjectRef, base: ObjectRef | None
-    ) -> tuple[StagedObject, ObjectHeader]:
-        session, held = self._session, list[Buffer]()
+    @contextmanager
+    def _read_base(self, part: Part, reference: ObjectRef | None) -> Iterator[codec.Base | None]:
+        if reference is None:
+            yield None
+            return
+        assert self._near is not None
+        buffer, header = self._session.read_object(part, reference, self._near)
         try:
-            buffer, header = session.read_object(part, reference, self._commit)
-            held.append(buffer)
-            other = None
-            if base is not None:
-                assert self._near is not None
-                below, inner = session.read_object(part, base, self._near)
-                held.append(below)
-                other = codec.Base(base, inner.layout, below.view)
+            yield codec.Base(reference, header.layout, buffer.view)
+        finally:
+            buffer.release()
+
+    def _write(
+        self, part: Part, reference: ObjectRef, base: codec.Base | None
+    ) -> tuple[StagedObject, ObjectHeader]:
+        session = self._session
+        buffer, header = session.read_object(part, reference, self._commit)
+        try:
             write = session.next_write_id()
             told = replace(header.label, write=write_id(*write))
             pieces, used = codec.encode(
-                buffer.view, header.layout, told, header.digests, other, self._level,
+                buffer.view, header.layout, told, header.digests, base, self._level,
                 session.context.workers,
             )  # fmt: skip
             staged = session.staging.file(part, ARCHIVE, replace(header, label=told), write, pieces)
             self.staged.append(staged)
             self.files.append((staged.slot, staged))
             assert staged.reference is not None
-            staged.reference = staged.reference._replace(base=base if used else None)
+            if used and base is not None:
+                staged.reference = staged.reference._replace(base=base.reference)
             session.staging.wait(staged)  # a piece that did not pack is the object's memory
             return staged, header
         finally:
-            for one in held:
-                one.release()
+            buffer.release()
 
-    def _prove(self, part: Part, reference: ObjectRef, header: ObjectHeader) -> None:
+    def _prove(
+        self, part: Part, reference: ObjectRef, header: ObjectHeader, base: codec.Base | None
+    ) -> None:
         """Read the packed object back: the record may cost the one that it stands for."""
         session = self._session
         buffer, found = foreign.read(
-            session.objects, part, reference, self._commit.step, None, session.cache.acquire
+            session.objects, part, reference, self._commit.step, None, session.cache.acquire, base
         )
         buffer.release()
         if not _same(header, found):

@@ -34,8 +34,10 @@ def read(
     step: int,
     into: Buffer | None,
     acquire: Acquire,
+    base: archive.Base | None = None,
 ) -> tuple[Buffer, ObjectHeader]:
-    """The object in `into`, which has the size of the object in memory, or in a new buffer."""
+    """The object in `into`, which has the size of the object in memory, or in a new buffer. `base`
+    is an archived object's, where the caller has it."""
     path, what = reader.describe(part, reference, step)
     held = acquire(reference.size)
 
@@ -50,7 +52,7 @@ def read(
         with naming(what):
             _check_file(data, reference, path)
             if reference.format == ARCHIVE:
-                buffer, header = _unpack(reader, part, reference, step, data, place, acquire)
+                buffer, header = _unpack(reader, part, reference, step, data, place, acquire, base)
             else:
                 buffer, header = foreign.decode(reference.format, data, place, file=path)
     finally:
@@ -113,8 +115,9 @@ def _unpack(
     data: memoryview,
     place: Acquire,
     acquire: Acquire,
+    base: archive.Base | None,
 ) -> tuple[Buffer, ObjectHeader]:
-    """An archived object of its whole file, with its base."""
+    """An archived object of its whole file, with its base, which is read unless it is there."""
     path = f"{reader.root}/{reference.file}"
     header = archive.parse(data, file=path)
     assert header is not None, "all of the file is there"
@@ -124,25 +127,25 @@ def _unpack(
             "base of the archived object", file=path, offset=0, expected=named, found=header.base
         )
     archive.check_frames(data, header, file=path)
-    base = None if reference.base is None else _read_base(reader, part, reference, step, acquire)
+    held: Buffer | None = None
+    if reference.base is not None and base is None:
+        held, base = _read_base(reader, part, reference.base, step, acquire)
     try:
         buffer = place(header.object.layout.total_bytes)
         try:
-            archive.decode(data, header, base and base[1], buffer.view, reader.workers, file=path)
+            archive.decode(data, header, base, buffer.view, reader.workers, file=path)
         except BaseException:
             buffer.release()
             raise
     finally:
-        if base is not None:
-            base[0].release()
+        if held is not None:
+            held.release()
     return buffer, header.object
 
 
 def _read_base(
-    reader: ObjectReader, part: Part, reference: ObjectRef, step: int, acquire: Acquire
+    reader: ObjectReader, part: Part, base: ObjectRef, step: int, acquire: Acquire
 ) -> tuple[Buffer, archive.Base]:
-    base = reference.base
-    assert base is not None
     if base.format not in (RAW, ARCHIVE):
         raise CorruptionError(
             "storage format of the base", file=f"{reader.root}/{base.file}",

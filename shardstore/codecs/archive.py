@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardstore.codecs.contents import Contents
 from shardstore.errors import CorruptionError
@@ -30,6 +30,9 @@ from shardstore.format.digests import digest, short_digest
 from shardstore.format.manifest import ObjectRef
 from shardstore.format.placement import ObjectLabel, ObjectLayout
 from shardstore.workers import Job, Workers
+
+if TYPE_CHECKING:
+    from shardstore.codecs import packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,23 @@ def encode(
     """The pieces of the whole file, and whether the base is needed to read it."""
     from shardstore.codecs import packing  # late: it imports numpy
 
+    done = _packed(view, layout, base, level, workers)
+    used = base if any(one.method == DELTA for one in done) else None
+    if used is not None and not packing.base_pays(done):
+        used, done = None, _packed(view, layout, None, level, workers)
+    pieces = [Piece(len(one.frame), one.method, short_digest(one.frame)) for one in done]
+    name = None if used is None else base_name(used.reference)
+    header = build_header(layout.specs, label, digests, name, pieces)
+    return [memoryview(header), *(one.frame for one in done)], used is not None
+
+
+def _packed(
+    view: memoryview, layout: ObjectLayout, base: Base | None, level: int, workers: Workers
+) -> list[packing.Packed]:
+    from shardstore.codecs import packing
+
     others = {} if base is None else base.tensors(layout)
-    jobs: list[Job[tuple[int, memoryview]]] = []
+    jobs: list[Job[packing.Packed]] = []
     try:
         for entry in layout.tensors:
             width, other = width_of(entry.spec.dtype), others.get(entry.spec.name)
@@ -71,14 +89,9 @@ def encode(
                 end = min(entry.end, at + PIECE_BYTES)
                 near = other and other[at - entry.begin : end - entry.begin]
                 jobs.append(workers.io(packing.pack, view[at:end], near, width, level))
-        done = [job.result() for job in jobs]
+        return [job.result() for job in jobs]
     finally:
         _settle(jobs)  # they read from the caller's memory
-    pieces = [Piece(len(frame), method, short_digest(frame)) for method, frame in done]
-    used = base if any(piece.method == DELTA for piece in pieces) else None
-    name = None if used is None else base_name(used.reference)
-    header = build_header(layout.specs, label, digests, name, pieces)
-    return [memoryview(header), *(frame for _, frame in done)], used is not None
 
 
 def parse(data: memoryview, *, file: str, file_size: int | None = None) -> ArchiveHeader | None:

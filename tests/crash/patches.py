@@ -11,6 +11,7 @@ from unittest.mock import patch
 from shardstore import collecting, pinned_view, recovery, snapshot
 from shardstore.commit_protocol import CommitProtocol
 from shardstore.context import Context
+from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import (
     PACKED_TEMPORARY,
     STORE_FILE,
@@ -54,6 +55,13 @@ def free_at_begin() -> Patch:
         session.pipeline.protocol._slots.release(sorted(state.needed() - held))
 
     return patch.object(Transaction, "__init__", init)
+
+
+def bases_are_free() -> Patch:
+    def slots(self: CommitInfo) -> set[int]:
+        return {reference.slot for reference in self.manifest.values()}
+
+    return patch.object(CommitInfo, "slots", slots)
 
 
 def _around_refs(inside: Any, module: ModuleType = snapshot) -> Patch:

@@ -375,7 +375,7 @@ def test_a_base_that_is_missing_or_damaged_is_named() -> None:
 def test_what_reads_back_otherwise_is_not_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     fs, real = built(), packing.pack
 
-    def wrong(piece: memoryview, *rest: Any) -> tuple[int, memoryview]:
+    def wrong(piece: memoryview, *rest: Any) -> packing.Packed:
         data = bytearray(piece)
         data[len(data) // 2] ^= 1
         return real(memoryview(data), *rest)

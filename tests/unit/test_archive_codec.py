@@ -131,6 +131,13 @@ def test_a_difference_is_taken_where_it_pays_and_only_there() -> None:
     assert methods(against) == [DELTA, DELTA, PLAIN, PACKED]
     assert len(against) < 0.7 * len(alone)
     assert members_of(against)["base"] == {"digest": "d" * 32, "write": f"{1:016x}-{5:016x}"}
+    one = {"n": torch.arange(500), "w": TENSORS["w"]}  # only a small part of it pays
+    assert (
+        members_of(encoded(one, {"n": torch.arange(500), "w": trained(9).reshape(200, 200)}))[
+            "base"
+        ]
+        is None
+    )
     far = {"w": trained(9).reshape(200, 200)}
     assert methods(encoded({"w": LATER["w"]}, far)) == [PACKED]
     assert members_of(encoded({"w": LATER["w"]}, far))["base"] is None
@@ -296,7 +303,7 @@ def test_shuffling_is_what_the_format_says() -> None:
     elements = np.arange(4, dtype="<u4") * 0x01010101
     elements = np.tile(elements, 300)
     piece = memoryview(elements.tobytes())
-    method, frame = packing.pack(piece, None, 4, 1)
+    method, frame, _ = packing.pack(piece, None, 4, 1)
     assert method == PACKED
     content = zstandard.ZstdDecompressor().decompress(frame)
     assert content == b"".join(bytes(piece[byte::4]) for byte in range(4))
