@@ -25,6 +25,7 @@ from shardstore.errors import (
     StorageError,
     UsageError,
 )
+from shardstore.format.manifest import ObjectRef
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.posix import PosixFileSystem
@@ -550,3 +551,50 @@ def test_with_threads_on_a_disk(tmp_path: Path) -> None:
     from shardstore.fsck import fsck
 
     assert fsck(fs, str(tmp_path / "run"), deep=True).clean
+
+
+@pytest.mark.req("S8", "S20")
+def test_a_commit_that_came_back_packed_is_pinned_as_it_is_now() -> None:
+    """Between looking and locking the commit goes, and comes back with other objects."""
+    fs = built()
+    with open_store(fs) as store:
+        seq = store.commit_of("s8").seq
+
+        def meanwhile(event: str, _fields: Any) -> None:
+            if event != "pin" or any(s.archived for s in store.snapshots):
+                return
+            store.archive("s8")
+            for step in range(9, 14):
+                commit(store, step)
+            store.rewind("s8")
+            for step in range(9, 12):
+                commit(store, step)
+            store.rewind("s8")
+
+        with (
+            open_store(fs, "r", trace=meanwhile) as reader,
+            reader.pin(Ref.seq(seq)) as view,
+        ):
+            for index, key in enumerate(PARTS):
+                with view.load(*key) as loaded:
+                    assert loaded.numpy()["w"].tobytes() == weights(8, index)["w"].tobytes()
+
+
+@pytest.mark.req("S11", "S20")
+def test_a_reference_with_another_base_is_refused() -> None:
+    with open_store(built()) as store:
+        store.archive("s2")
+        store.archive("s4")
+        store.archive("s6", against="s8")
+        part, commit_ = PARTS[0], store._find("s4")
+        reference, other = commit_.manifest[part], store._find("s6").manifest[part]
+        assert reference.base is not None and other.base is not None
+        lying = other._replace(digest=reference.base.digest, counter=reference.base.counter)
+        for base in (None, other, other.base, reference.base._replace(digest="0" * 32), lying):
+            wrong = reference._replace(base=base)
+            what = "its base" if base is lying else "base of the archived object"
+            with pytest.raises(CorruptionError, match=what):
+                store._session.read_object(part, wrong, commit_)
+        row = [*reference.to_json()[:7], other.to_json()]
+        assert ObjectRef.from_json(row).base == other._replace(base=None)  # never a third object
+        assert ObjectRef.from_json(reference.to_json()) == reference
