@@ -12,14 +12,14 @@ from shardstore.ref_records import check_free, new_line, publish
 from shardstore.refs import Target
 from shardstore.retention import forgotten
 from shardstore.session import Session
-from shardstore.snapshot import open_commit
+from shardstore.snapshot import standing_commit
 
 
 def branch(session: Session, name: str, target: Target) -> None:
     """Make a branch whose head is the commit. The current branch stays the same."""
     checked = check_ref_name(name)
     check_free(session, checked)
-    commit = open_commit(session, target)
+    commit = standing_commit(session, target)
     session.trace("branch", name=checked)
     publish(
         session,

@@ -62,6 +62,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "open": ("reason", "pid", "host", "abandoned"),
     "commit": ("branch", "line", "parent", "metadata"),
     "snapshot": ("name", "target"),
+    "archive": ("name",),
     "branch": ("name", "new_line"),
     "switch": ("name",),
     "delete": ("name",),

@@ -13,12 +13,12 @@ from shardstore.ref_records import check_free, new_line, publish
 from shardstore.refs import Target
 from shardstore.retention import forgotten
 from shardstore.session import Session
-from shardstore.snapshot import open_commit
+from shardstore.snapshot import standing_commit
 
 
 def rewind(session: Session, target: Target) -> CommitInfo:
     """Move the current branch's head to a kept commit; what it left can be undone."""
-    commit, state = open_commit(session, target), session.state
+    commit, state = standing_commit(session, target), session.state
     session.trace("rewind", seq=commit.seq)
     publish(
         session,

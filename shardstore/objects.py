@@ -23,7 +23,7 @@ from shardstore.format.layout import (
     parse_header,
 )
 from shardstore.format.manifest import ObjectRef, Part
-from shardstore.format.names import FORMATS
+from shardstore.format.names import ALL_FORMATS
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.workers import InlineWorkers, Job, Workers
@@ -42,8 +42,8 @@ class ObjectReader:
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         self._fs = fs
-        self._root = root
-        self._workers = workers or InlineWorkers()
+        self.root = root
+        self.workers = workers or InlineWorkers()
         self._piece_bytes = piece_bytes
 
     def read(self, part: Part, reference: ObjectRef, step: int, buffer: Buffer) -> ObjectHeader:
@@ -59,7 +59,7 @@ class ObjectReader:
             for end in self._arriving(file, view, what):
                 check.advance(end)
         except OSError as error:
-            raise storage_error(self._fs, self._root, "reading an object", error) from error
+            raise storage_error(self._fs, self.root, "reading an object", error) from error
         finally:
             close_quietly(file)
         return check.header()
@@ -71,7 +71,7 @@ class ObjectReader:
         try:
             deque(self._arriving(file, view, what), maxlen=0)
         except OSError as error:
-            raise storage_error(self._fs, self._root, "reading an object", error) from error
+            raise storage_error(self._fs, self.root, "reading an object", error) from error
         finally:
             close_quietly(file)
         return view
@@ -83,7 +83,7 @@ class ObjectReader:
         try:
             file.pread(0, data)
         except OSError as error:
-            raise storage_error(self._fs, self._root, "reading an object", error) from error
+            raise storage_error(self._fs, self.root, "reading an object", error) from error
         finally:
             close_quietly(file)
         return data
@@ -96,10 +96,10 @@ class ObjectReader:
         def submit(count: int) -> None:
             for start in islice(starts, count):
                 end = min(len(view), start + self._piece_bytes)
-                job = self._workers.io(file.pread, start, view[start:end])
+                job = self.workers.io(file.pread, start, view[start:end])
                 jobs.append((start, end, job))
 
-        submit(self._workers.depth)
+        submit(self.workers.depth)
         try:
             while jobs:
                 start, end, job = jobs.popleft()
@@ -128,18 +128,18 @@ class ObjectReader:
             region = bytearray(size)
             file.pread(0, region)
         except OSError as error:
-            raise storage_error(self._fs, self._root, "reading an object", error) from error
+            raise storage_error(self._fs, self.root, "reading an object", error) from error
         finally:
             close_quietly(file)
         return check_header(memoryview(region), part, reference, path, what)
 
     def describe(self, part: Part, reference: ObjectRef, step: int) -> tuple[str, str]:
         """The object's path, and what it is in words."""
-        what = f"object of shard {part[0]!r} part {part[1]!r} at step {step} of store {self._root}"
-        path = f"{self._root}/{reference.file}"
-        if reference.format not in FORMATS:
+        what = f"object of shard {part[0]!r} part {part[1]!r} at step {step} of store {self.root}"
+        path = f"{self.root}/{reference.file}"
+        if reference.format not in ALL_FORMATS:
             raise CorruptionError(
-                f"{what}: storage format", file=path, expected=FORMATS, found=reference.format
+                f"{what}: storage format", file=path, expected=ALL_FORMATS, found=reference.format
             )
         return path, what
 
@@ -150,12 +150,12 @@ class ObjectReader:
         except FileNotFoundError:
             raise CorruptionError(f"{what}: the file is missing", file=path) from None
         except OSError as error:
-            raise storage_error(self._fs, self._root, "opening an object", error) from error
+            raise storage_error(self._fs, self.root, "opening an object", error) from error
         try:
             found = file.size()
         except OSError as error:
             close_quietly(file)
-            raise storage_error(self._fs, self._root, "reading an object", error) from error
+            raise storage_error(self._fs, self.root, "reading an object", error) from error
         if found != reference.size:
             close_quietly(file)
             raise CorruptionError(

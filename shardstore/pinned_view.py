@@ -25,7 +25,7 @@ from shardstore.errors import (
 )
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.layout import ObjectHeader
-from shardstore.format.manifest import CommitInfo, ObjectRef, Part
+from shardstore.format.manifest import CommitInfo, ObjectRef, Part, is_archived
 from shardstore.fs.protocol import PinFile
 from shardstore.loaded import LoadedObject
 from shardstore.refs import Ref, Target, resolve
@@ -60,14 +60,14 @@ class PinnedView:
     def load(self, shard: str, part: str, *, into: Any = None) -> LoadedObject:
         """Read and verify one part, as `Store.load` does."""
         reference = self._reference(shard, part)
-        caller = Buffer.wrap(into, reference.size) if into is not None else None
+        caller = Buffer.wrap(into, self._size(shard, part)) if into is not None else None
         return self._track(
             *self._session.read_object((shard, part), reference, self._source, caller)
         )
 
     def size_of(self, shard: str, part: str) -> int:
-        """Bytes of the object that holds a part, what `load(into=...)` needs."""
-        return self._reference(shard, part).size
+        """Bytes that a part takes in memory, what `load(into=...)` needs."""
+        return self._size(shard, part)
 
     def tensors(self) -> list[TensorInfo]:
         """Every tensor, from the verified objects, sorted by name."""
@@ -103,6 +103,10 @@ class PinnedView:
         if self._closed:
             raise ClosedError(f"{self} was closed; pin the commit again")
         self._session.check_open()
+
+    def _size(self, shard: str, part: str) -> int:
+        reference = self._reference(shard, part)
+        return self._session.size_in_memory((shard, part), reference, self._source)
 
     def _reference(self, shard: str, part: str) -> ObjectRef:
         self._check_open()
@@ -202,10 +206,11 @@ def _is_kept(state: State, target: Target, commit: CommitInfo) -> bool:
     if not isinstance(target, CommitInfo):
         return state.snapshots.get(target.name) == target
     kept = state.commits.get(commit.seq)
-    if kept is not None and kept.chain == commit.chain:
+    if kept is not None and kept.chain == commit.chain and kept.slots() == commit.slots():
         return True
-    return any(
-        (info.seq, info.chain) == (commit.seq, commit.chain) for info in state.snapshots.values()
+    return not is_archived(commit.manifest) and any(
+        (info.seq, info.chain, info.archived) == (commit.seq, commit.chain, False)
+        for info in state.snapshots.values()
     )
 
 

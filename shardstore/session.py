@@ -23,7 +23,7 @@ from shardstore.errors import (
 )
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
-from shardstore.format.names import RAW, SNAPSHOT_SHARD
+from shardstore.format.names import ARCHIVE, RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache, default_budget_bytes
 from shardstore.objects import ObjectReader
@@ -249,6 +249,12 @@ class Session:
         shared.release()
         return buffer
 
+    def size_in_memory(self, part: Part, reference: ObjectRef, source: Source) -> int:
+        """A raw object is in memory what it is on disk; others say it in their header."""
+        if reference.format == RAW:
+            return reference.size
+        return self.read_header(part, reference, source).layout.total_bytes
+
     def prefetch(self, wanted: Iterable[tuple[Part, ObjectRef, Source]]) -> int:
         """Begin to load objects into the cache, as many as the budget has room for; how many of
         them are on their way or there. Of other formats than raw nothing is loaded ahead."""
@@ -286,7 +292,7 @@ class Session:
                 return foreign.read_header(self.objects, part, reference, step, acquire)
             return self.objects.read_header(part, reference, step)
         except CorruptionError as error:
-            if self._moved_on(source):
+            if self._moved_on(source, reference):
                 raise self._moved_on_error(part, source) from error
             raise
 
@@ -298,21 +304,10 @@ class Session:
         try:
             if reference.format != RAW:
                 return foreign.read(self.objects, part, reference, step, into, acquire)
-            return self._read_raw(part, reference, step, into)
+            return foreign.read_raw(self.objects, part, reference, step, into, acquire)
         except CorruptionError as error:
-            if self._moved_on(source):
+            if self._moved_on(source, reference):
                 raise self._moved_on_error(part, source) from error
-            raise
-
-    def _read_raw(
-        self, part: Part, reference: ObjectRef, step: int, into: Buffer | None
-    ) -> tuple[Buffer, ObjectHeader]:
-        buffer = into or self.cache.acquire(reference.size)
-        try:
-            return buffer, self.objects.read(part, reference, step, buffer)
-        except BaseException:
-            if into is None:
-                buffer.release()
             raise
 
     def _load_ahead(self, part: Part, reference: ObjectRef, source: Source, buffer: Buffer) -> None:
@@ -337,13 +332,20 @@ class Session:
             f"step {source.step}; refresh the store and load again"
         )
 
-    def _moved_on(self, source: Source) -> bool:
-        """Whether the commit is kept no longer. In a writer another thread may have moved on."""
+    def _moved_on(self, source: Source, reference: ObjectRef) -> bool:
+        """Whether the commit is kept no longer, or with other objects (a snapshot was archived).
+        In a writer another thread may have moved on."""
         state = self.newest_state()
         if isinstance(source, SnapshotInfo):  # its manifest object goes with its name
             return state.snapshots.get(source.name) != source
-        kept = {*state.commits, *(snapshot.seq for snapshot in state.snapshots.values())}
-        return source.seq >= 0 and source.seq not in kept
+        kept = state.commits.get(source.seq)
+        return source.seq >= 0 and not (
+            (kept is not None and reference in kept.manifest.values())
+            or any(
+                info.seq == source.seq and (not info.archived or reference.format == ARCHIVE)
+                for info in state.snapshots.values()
+            )
+        )
 
     # ------------------------------------------------------------------ the end
 

@@ -11,7 +11,7 @@ import json
 from shardstore.errors import RefNotFoundError
 from shardstore.format.digests import ZERO_DIGEST, canonical_json
 from shardstore.format.layout import ObjectLabel, TensorSpec, plan_layout
-from shardstore.format.manifest import CommitInfo, SnapshotInfo, write_id
+from shardstore.format.manifest import CommitInfo, SnapshotInfo, is_archived, write_id
 from shardstore.format.names import SNAPSHOT_SHARD, check_ref_name
 from shardstore.ref_records import check_free, publish
 from shardstore.refs import Target
@@ -27,8 +27,19 @@ def open_commit(session: Session, target: Target) -> CommitInfo:
     if isinstance(target, CommitInfo):
         return target
     inline = session.state.commits.get(target.seq)
-    if inline is not None:
+    if inline is not None and not target.archived and not is_archived(inline.manifest):
         return inline
+    return read_manifest(session, target)
+
+
+def standing_commit(session: Session, target: Target) -> CommitInfo:
+    """The commit for a head to stand on: as it stands in the log, if it does, since there a
+    sequence number has one manifest."""
+    return session.state.commits.get(target.seq) or open_commit(session, target)
+
+
+def read_manifest(session: Session, target: SnapshotInfo) -> CommitInfo:
+    """The commit as a snapshot's manifest object has it."""
     key = (SNAPSHOT_SHARD, target.name)
     buffer, header = session.read_object(key, target.reference, target)
     try:
@@ -43,7 +54,7 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
     commit = open_commit(session, target)
     checked = check_ref_name(name if name is not None else f"step_{commit.step:08d}")
     check_free(session, checked)
-    written = _write_manifest(session, checked, commit)
+    written = write_manifest(session, checked, commit)
     reference = written.known()
     slots = sorted(commit.slots() | {reference.slot})
     session.trace("snapshot", name=checked)
@@ -56,8 +67,9 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
             "chain": commit.chain,
             "line": commit.line,
             "step": commit.step,
-            "reference": list(reference),
+            "reference": reference.to_json(),
             "slots": slots,
+            "archived": is_archived(commit.manifest),
         },
         [written],
     )
@@ -84,7 +96,8 @@ def delete(session: Session, name: str) -> None:
     )
 
 
-def _write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
+def write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
+    """Stage the object that holds a snapshot's commit."""
     content = canonical_json(commit.to_json())
     key = (SNAPSHOT_SHARD, name)
     layout = plan_layout([TensorSpec(name=_TENSOR, dtype="U8", shape=(len(content),))], *key)

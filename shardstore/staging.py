@@ -103,6 +103,29 @@ class Staging:
         self._hand_over(staged)
         return staged
 
+    def file(
+        self,
+        part: Part,
+        storage_format: str,
+        header: ObjectHeader,
+        write: tuple[int, int],
+        pieces: list[memoryview],
+    ) -> StagedObject:
+        """Stage a whole file of another format than raw, which the caller has made."""
+        self.files.limit()
+        staged = StagedObject(
+            part=part, layout=header.layout, buffer=None, storage_format=storage_format,
+            header=header,
+        )  # fmt: skip
+        try:
+            self._write_file(staged, write, pieces)
+            self._check(staged)
+        except BaseException:
+            self.abandon([staged])
+            raise
+        self.files.note(staged)
+        return staged
+
     def wait(self, staged: StagedObject) -> None:
         """Until the object is in its slot; raises StorageError where it could not be written: its
         owner then abandons it."""
@@ -256,6 +279,12 @@ class Staging:
         write = self._context.next_write_id()
         told = label(write)
         pieces = foreign.encode(storage_format, staged.buffer.view, layout, told, digests)
+        staged.header = ObjectHeader(layout=layout, label=told, digests=tuple(digests))
+        self._write_file(staged, write, pieces)
+
+    def _write_file(
+        self, staged: StagedObject, write: tuple[int, int], pieces: list[memoryview]
+    ) -> None:
         staged.size = sum(map(len, pieces))
         self.files.open(staged)
         begin = 0
@@ -264,8 +293,8 @@ class Staging:
                 self._submit_bytes(staged, begin + at, piece[at : at + self.piece_bytes])
             begin += len(piece)
         digest, head = foreign.file_digests(pieces)
-        staged.reference = ObjectRef(staged.slot, *write, staged.size, digest, head, storage_format)
-        staged.header = ObjectHeader(layout=layout, label=told, digests=tuple(digests))
+        size, storage_format = staged.size, staged.storage_format
+        staged.reference = ObjectRef(staged.slot, *write, size, digest, head, storage_format)
 
     def first_piece_bytes(self, staged: StagedObject) -> int:
         """The piece that waits for the digests: the header and what follows it."""

@@ -229,7 +229,7 @@ def _wear(view: LogView) -> Wear | None:
         return None
     written = sum(
         record.frame.end - record.frame.offset
-        + sum(ObjectRef(*reference).size for _, _, reference in record.body["put"])
+        + sum(ObjectRef.from_json(reference).size for _, _, reference in record.body["put"])
         for record in commits
     )  # fmt: skip
     times = [float(record.body["time"]) for record in commits]

@@ -21,7 +21,6 @@ from shardstore.errors import (
 )
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import CommitInfo, Part
-from shardstore.format.names import RAW
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.loaded import LoadedObject
 from shardstore.pinned_view import PinnedView, digest_of, pin, tensor_rows
@@ -231,7 +230,8 @@ class Store(RefMethods):
             )
         caller = None
         if into is not None:
-            caller = Buffer.wrap(into, self._size_in_memory((shard, part), commit))
+            size = self._session.size_in_memory((shard, part), reference, commit)
+            caller = Buffer.wrap(into, size)
         return self._track(*self._session.read_object((shard, part), reference, commit, caller))
 
     def pin(self, ref: Ref | str = Ref.head) -> PinnedView:
@@ -249,7 +249,7 @@ class Store(RefMethods):
         commit = self._find(at)
         if (shard, part) not in commit.manifest:
             raise PartNotFoundError(f"step {commit.step} has no shard {shard!r} part {part!r}")
-        return self._size_in_memory((shard, part), commit)
+        return self._session.size_in_memory((shard, part), commit.manifest[shard, part], commit)
 
     def begin(self, step: int, expect: Iterable[Part] | None = None) -> Transaction:
         """Begin the one transaction that may be open. See `Transaction`.
@@ -302,13 +302,6 @@ class Store(RefMethods):
             self._session.pipeline.sync()
 
     # ------------------------------------------------------------------ insides
-
-    def _size_in_memory(self, part: Part, commit: CommitInfo) -> int:
-        """A raw object is in memory what it is on disk; others say it in their header."""
-        reference = commit.manifest[part]
-        if reference.format == RAW:
-            return reference.size
-        return self._session.read_header(part, reference, commit).layout.total_bytes
 
     def _shown(self, commit: CommitInfo) -> Commit:
         return commit_view(commit, self._session.durable_seq)

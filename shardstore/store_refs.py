@@ -6,7 +6,7 @@ stands in `snapshot`, `branches`, `moves` and `collecting`; `store` has the rest
 
 from __future__ import annotations
 
-from shardstore import branches, collecting, moves, refs, snapshot
+from shardstore import archive, branches, collecting, moves, refs, snapshot
 from shardstore.format.policy import Retention
 from shardstore.ref_records import publish
 from shardstore.refs import Ref
@@ -104,6 +104,28 @@ class RefMethods:
             return undoable_view(moves.undo(self._session), before)
 
     # ------------------------------------------------------------------ space
+
+    def archive(
+        self,
+        name: str,
+        *,
+        against: str | None = None,
+        alone: bool = False,
+        level: int = archive.LEVEL,
+        advance: archive.Advance = lambda count: None,
+    ) -> archive.Archived:
+        """Pack a snapshot's objects: it takes less room, is read more slowly, and stays the same.
+
+        Each is packed by itself or, where that pays, as the difference to the same part of the
+        snapshot `against`, which is then needed too; by default the nearest archived snapshot is
+        tried, with `alone` none. Memory is that of two objects and what they pack to. `advance` is
+        called with bytes that are done. Durable when this returns; an error leaves all as it was.
+        """
+        with self._session.lock:
+            self._begin_ref("archive")
+            return archive.archive(
+                self._session, name, against=against, alone=alone, level=level, advance=advance
+            )
 
     def set_retention(self, retention: Retention) -> None:
         """Say which commits stay kept without a name; it stands in the log, for every opening.

@@ -271,7 +271,7 @@ class Transaction:
             "parent_chain": parent.chain if parent else ZERO_DIGEST,
             "txn": self._id,
             "expect": expect_digest(manifest),
-            "put": [[*key, list(manifest[key])] for key in put],
+            "put": [[*key, manifest[key].to_json()] for key in put],
             "remove": [list(key) for key in remove],
             "manifest_digest": manifest_digest(manifest),
             "metadata": metadata,

@@ -41,6 +41,8 @@ class Snapshot:
     seq: int
     step: int
     time: float
+    archived: bool
+    """Its objects are packed (`Store.archive`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,9 @@ def commit_view(commit: CommitInfo, durable_seq: int) -> Commit:
 
 
 def snapshot_view(info: SnapshotInfo) -> Snapshot:
-    return Snapshot(name=info.name, seq=info.seq, step=info.step, time=info.time)
+    return Snapshot(
+        name=info.name, seq=info.seq, step=info.step, time=info.time, archived=info.archived
+    )
 
 
 def branch_views(state: State) -> list[Branch]:

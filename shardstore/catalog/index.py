@@ -42,7 +42,7 @@ _PIECE = 4 * 1024 * 1024
 _TEMPORARY = "tmp.mdb"
 _INDEX = re.compile(r"[0-9a-f]{16}\.mdb\Z")
 _LEFT_OUT = frozenset(
-    ("put", "remove", "manifest_digest", "expect", "blobs", "state", "reference", "txn")
+    ("put", "remove", "manifest_digest", "expect", "blobs", "state", "reference", "txn", "released")
 )
 
 

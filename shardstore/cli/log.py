@@ -99,6 +99,7 @@ def _line(entry: Entry) -> str:
     words = {
         "open": lambda: f"opened ({body['reason']}) by process {body['pid']} on {body['host']}",
         "snapshot": lambda: f"snapshot {body['name']} of step {entry.step} (seq {body['target']})",
+        "archive": lambda: f"archived snapshot {body['name']}",
         "branch": lambda: (
             f"branch {body['name']} at step {entry.step} (seq {body['commit']['seq']})"
         ),

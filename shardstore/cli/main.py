@@ -37,6 +37,7 @@ COMMANDS = {
     "undo": ("shardstore.cli.undo", "Revert the newest rewind, switch or deletion."),
     "retention": ("shardstore.cli.retention", "Which commits stay kept without a name."),
     "gc": ("shardstore.cli.gc", "Give back the space of what is no longer kept."),
+    "archive": ("shardstore.cli.archive", "Pack a snapshot, to take less room."),
     "convert": ("shardstore.cli.convert", "Write the head's objects in another format."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
     "bench": ("shardstore.cli.bench", "What a disk can do, and what a commit will cost there."),

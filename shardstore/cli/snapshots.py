@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from shardstore.cli.common import command, json_option, path_argument
 from shardstore.cli.output import echo_json, table, time_text
 from shardstore.store import Store
@@ -15,7 +17,10 @@ def snapshots(path: str, as_json: bool) -> None:
     with Store.open(path) as store:
         found = store.snapshots
     if as_json:
-        echo_json([{"name": s.name, "seq": s.seq, "step": s.step, "time": s.time} for s in found])
+        echo_json([asdict(s) for s in found])
     else:
-        rows = [(s.name, s.step, s.seq, time_text(s.time)) for s in found]
-        table(("name", "step", "seq", "made"), rows)
+        rows = [
+            (s.name, s.step, s.seq, time_text(s.time), "archived" if s.archived else "")
+            for s in found
+        ]
+        table(("name", "step", "seq", "made", ""), rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from shardstore.buffers import Buffer
-from shardstore.codecs import pt, pt_archive, raw
+from shardstore.codecs import archive, pt, pt_archive, raw
 from shardstore.codecs.contents import Contents
 from shardstore.errors import CorruptionError, InvalidNameError, InvalidTensorError
 from shardstore.format import safetensors_file
@@ -19,7 +19,7 @@ from shardstore.format.digests import Bytes, digest, short_digest
 from shardstore.format.fields import possible_layout, wrong_header
 from shardstore.format.headers import ObjectHeader
 from shardstore.format.layout import HEAD_BYTES
-from shardstore.format.names import PT, SAFETENSORS
+from shardstore.format.names import ARCHIVE, PT, SAFETENSORS
 from shardstore.format.placement import ObjectLabel, ObjectLayout
 from shardstore.format.safetensors_file import PlainHeader
 
@@ -87,8 +87,11 @@ def look(
     storage_format: str, data: memoryview, *, file: str, file_size: int | None = None
 ) -> Contents | None:
     """What a file says that it holds, of all its bytes or the first ones; None where that cannot be
-    told. CorruptionError if a safetensors file's header is damaged."""
+    told. CorruptionError if a header is damaged, but for pt files."""
     size = len(data) if file_size is None else file_size
+    if storage_format == ARCHIVE:
+        packed = archive.parse(data, file=file, file_size=size)
+        return None if packed is None else archive.contents_of(packed)
     if storage_format != SAFETENSORS:
         return pt_archive.look(data, file=file) if len(data) == size else None
     if safetensors_file.header_length(data[:8], file=file, file_size=size) > len(data):

@@ -6,12 +6,12 @@ may share it between threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardstore.format.digests import canonical_json, digest
-from shardstore.format.names import slot_file
+from shardstore.format.names import ARCHIVE, slot_file
 
 Part = tuple[str, str]
 """(shard, part)"""
@@ -32,6 +32,23 @@ class ObjectRef(NamedTuple):
     """Digest of the data's beginning: where it differs from a parent's, the data differ."""
     format: str
     """Storage format, which the file's name carries too."""
+    base: ObjectRef | None = None
+    """What an archived object is the difference to; has no base itself."""
+
+    @classmethod
+    def from_json(cls, row: Sequence[Any]) -> ObjectRef:
+        if len(row) < 8:
+            return cls(*row)
+        return cls(*row[:7])._replace(base=cls(*row[7][:7]))
+
+    def to_json(self) -> list[Any]:
+        row = list(self[:7])
+        return row if self.base is None else [*row, list(self.base[:7])]
+
+    @property
+    def whole(self) -> tuple[ObjectRef, ...]:
+        """This object and its base: what reading it takes."""
+        return (self,) if self.base is None else (self, self.base)
 
     @property
     def file(self) -> str:
@@ -44,11 +61,16 @@ Manifest = Mapping[Part, ObjectRef]
 
 def manifest_to_json(manifest: Manifest) -> list[Any]:
     """Rows [shard, part, reference], sorted."""
-    return [[*part, list(manifest[part])] for part in sorted(manifest)]
+    return [[*part, manifest[part].to_json()] for part in sorted(manifest)]
 
 
 def manifest_from_json(rows: list[Any]) -> dict[Part, ObjectRef]:
-    return {(shard, part): ObjectRef(*ref) for shard, part, ref in rows}
+    return {(shard, part): ObjectRef.from_json(ref) for shard, part, ref in rows}
+
+
+def is_archived(manifest: Manifest) -> bool:
+    """Whether it names archived objects only, and one at least."""
+    return bool(manifest) and all(ref.format == ARCHIVE for ref in manifest.values())
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -78,7 +100,8 @@ class CommitInfo:
     """name -> base64"""
 
     def slots(self) -> set[int]:
-        return {ref.slot for ref in self.manifest.values()}
+        """Those of the objects and of their bases."""
+        return {one.slot for ref in self.manifest.values() for one in ref.whole}
 
     def to_json(self) -> dict[str, Any]:
         value = {name: getattr(self, name) for name in _PLAIN}
@@ -115,6 +138,8 @@ class SnapshotInfo:
     step: int
     time: float
     reference: ObjectRef
+    archived: bool
+    """Its manifest names archived objects only; the log may name others for the same commit."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -124,12 +149,13 @@ class SnapshotInfo:
             "line": self.line,
             "step": self.step,
             "time": self.time,
-            "reference": list(self.reference),
+            "reference": self.reference.to_json(),
+            "archived": self.archived,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SnapshotInfo:
-        return cls(**{**value, "reference": ObjectRef(*value["reference"])})
+        return cls(**{**value, "reference": ObjectRef.from_json(value["reference"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,10 @@ FIRST_BRANCH = "main"
 RAW = "raw"
 SAFETENSORS = "safetensors"
 PT = "pt"
+ARCHIVE = "archive"
 FORMATS = (RAW, SAFETENSORS, PT)
+"""Storage formats that commits are written in."""
+ALL_FORMATS = (*FORMATS, ARCHIVE)
 """Storage formats of objects; the ending of a slot's file."""
 NAME_BYTES_MAX = 1024
 REF_BYTES_MAX = 255
@@ -31,7 +34,7 @@ _PADDING = re.compile(r"__pad_\d+__\Z")
 _REF = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z", re.ASCII)
 _SEGMENT = re.compile(r"([0-9a-f]{16})\.wal\Z")
 _PACKED = re.compile(r"([0-9a-f]{16})\.wal\.zst\Z")
-_SLOT = re.compile(rf"([0-9a-f]{{6,}})\.({'|'.join(FORMATS)})\Z")
+_SLOT = re.compile(rf"([0-9a-f]{{6,}})\.({'|'.join(ALL_FORMATS)})\Z")
 
 
 def check_data_name(kind: str, name: object) -> str:

@@ -66,9 +66,9 @@ def wanted_objects(fs: FileSystem, root: str, state: State) -> Wants:
 
 
 def _add(found: dict[Key, Wanted], commit: CommitInfo, snapshots: tuple[str, ...]) -> None:
-    for part, reference in commit.manifest.items():
-        key = (part, reference)
-        known = found.get(key) or Wanted(part=part, reference=reference, step=commit.step)
+    needed = [(part, one) for part, ref in commit.manifest.items() for one in ref.whole]
+    for key in needed:
+        known = found.get(key) or Wanted(part=key[0], reference=key[1], step=commit.step)
         found[key] = replace(
             known,
             step=max(known.step, commit.step),

@@ -85,7 +85,7 @@ class DeferredManifest(Mapping[Part, ObjectRef]):
         while isinstance(at, DeferredManifest) and at._value is None:
             before = len(found)
             for shard, part, reference in at._put:
-                found.setdefault((shard, part), ObjectRef(*reference))
+                found.setdefault((shard, part), ObjectRef.from_json(reference))
             if len(found) > before and expect_digest(found) == self._expect:
                 at = None
             else:

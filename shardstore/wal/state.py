@@ -144,9 +144,18 @@ class State:
             line=record["line"],
             step=record["step"],
             time=record["time"],
-            reference=ObjectRef(*record["reference"]),
+            reference=ObjectRef.from_json(record["reference"]),
+            archived=record["archived"],
         )
         self.snapshot_slots.update(record["slots"])
+
+    def _archive(self, record: Record, _chain: str) -> None:
+        reference = ObjectRef.from_json(record["reference"])
+        packed = replace(self.snapshots[record["name"]], reference=reference, archived=True)
+        self.snapshots[record["name"]] = packed
+        self.snapshot_slots.update(record["slots"])
+        self.snapshot_slots.subtract(record["released"])
+        self.snapshot_slots = +self.snapshot_slots
 
     def _branch(self, record: Record, _chain: str) -> None:
         if record["name"] in self.branches:
@@ -273,6 +282,7 @@ _APPLY = {
     "sync": lambda *_: None,
     "commit": State._commit,
     "snapshot": State._snapshot,
+    "archive": State._archive,
     "branch": State._branch,
     "switch": State._switch,
     "delete": State._delete,
@@ -292,7 +302,7 @@ def _manifest_after(before: Manifest, record: Record) -> Manifest:
     for shard, part in remove:
         del manifest[shard, part]
     for shard, part, reference in put:
-        manifest[shard, part] = ObjectRef(*reference)
+        manifest[shard, part] = ObjectRef.from_json(reference)
     return manifest
 
 

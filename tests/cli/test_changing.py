@@ -77,8 +77,8 @@ def test_wrong_usage_exits_16(words: list[str]) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "init"])
 def test_what_is_no_store_exits_8(tmp_path: Path, name: str) -> None:
     words = {
-        "cat": ["a", "b", "c"], "convert": ["--format", "pt"], "diff": ["head", "head"],
-        "rewind": ["head", "--yes"], "undo": ["--yes"], "switch": ["x"],
+        "archive": ["x"], "cat": ["a", "b", "c"], "convert": ["--format", "pt"],
+        "diff": ["head", "head"], "rewind": ["head", "--yes"], "undo": ["--yes"], "switch": ["x"],
     }.get(name, [])  # fmt: skip
     (tmp_path / "file").touch()
     paths = [tmp_path, tmp_path / "nowhere", tmp_path / "file"]

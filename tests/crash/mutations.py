@@ -311,6 +311,12 @@ MUTATIONS = (
         scenario="failed log sync",
         patch=patches.no_poison,
     ),
+    Mutation(
+        rule=BESIDE,
+        name="an archived object does not hold its base",
+        scenario="base",
+        patch=patches.bases_are_free,
+    ),
 )
 
 NOT_YET = (

@@ -4,7 +4,7 @@ Contract: `observe` loads every object that the head, retained commits and snaps
 store verifies digests, the oracle compares the bytes with payloads made from the ghost. It never
 repairs, and whatever it cannot explain is a Violation.
 
-Reading an object in a new session is a pure function of the reference and the file's bytes. So
+Reading an object in a new session is a pure function of the reference and its files' bytes. So
 with `files`, which gives a digest of a file's bytes, what was read once is not read again.
 """
 
@@ -161,7 +161,8 @@ class _Reading:
         if self._files is None:
             return self._load(shard, ref)
         reference = self._store._find(ref).manifest[shard, PART]
-        key = (shard, reference, self._files(f"{ROOT}/{reference.file}"))
+        digests = b"".join(self._files(f"{ROOT}/{one.file}") for one in reference.whole)
+        key = (shard, reference, digests)
         if key not in _read:
             _read[key] = self._load(shard, ref)
         return _read[key]

@@ -11,6 +11,7 @@ from unittest.mock import patch
 from shardstore import collecting, pinned_view, recovery, snapshot
 from shardstore.commit_protocol import Change, CommitProtocol
 from shardstore.context import Context
+from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import (
     PACKED_TEMPORARY,
     STORE_FILE,
@@ -128,6 +129,13 @@ def roll_frees_early() -> Patch:
         self._tail_is_durable()
 
     return patch.object(CommitProtocol, "_sync_tail", early)
+
+
+def bases_are_free() -> Patch:
+    def slots(self: CommitInfo) -> set[int]:
+        return {reference.slot for reference in self.manifest.values()}
+
+    return patch.object(CommitInfo, "slots", slots)
 
 
 def _around_refs(inside: Any, module: ModuleType = snapshot) -> Patch:

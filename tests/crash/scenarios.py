@@ -247,6 +247,44 @@ def convert(world: World) -> None:
     world.commit("a", "b")
 
 
+def archive(world: World) -> None:
+    """Two snapshots share a packed object, which outlives one of them; what was packed is free."""
+    world.rewind("s1")
+    world.commit("a")
+    world.snapshot("s2")
+    world.archive("s1")
+    if not world.archive("s2", against="s1").shared:
+        raise Violation("the part that both snapshots have is packed twice")
+    world.commit("a", "b")
+    _forget(world, "s1")
+    world.commit("a", "b")
+    world.rewind("s2")
+    world.commit("a")
+
+
+def base(world: World) -> None:
+    """A raw object is a base, and after a while nothing else."""
+    world.rewind("s1")
+    world.commit("a")
+    world.snapshot("s2")
+    if not world.archive("s2", against="s1").deltas:
+        raise Violation("the part that both snapshots have is no difference")
+    world.commit("a", "b")
+    world.commit("a", "b")
+    _forget(world, "s1")
+    world.commit("a", "b")
+    world.gc(everything=True)
+    world.commit("a", "b")
+
+
+def _forget(world: World, name: str) -> None:
+    """Delete a snapshot, and three more: undo cannot bring it back."""
+    world.delete(name)
+    for other in ("s3", "s4", "s5"):
+        world.snapshot(other)
+        world.delete(other)
+
+
 def roll(world: World) -> None:
     for _ in range(4):
         world.commit("a")
@@ -430,6 +468,8 @@ SCENARIOS = {
         Scenario(name="gc", prepare=start_hoarding, program=gc),
         Scenario(name="reuse", prepare=start_with_spare, program=reuse),
         Scenario(name="convert", prepare=start_with_snapshot, program=convert),
+        Scenario(name="archive", prepare=start_with_snapshot, program=archive),
+        Scenario(name="base", prepare=start_with_snapshot, program=base),
         Scenario(name="roll", prepare=start_with_spare, program=roll),
         Scenario(name="compress", prepare=start_with_old_segments, program=compress),
         Scenario(

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardstore.archive import Archived
 from shardstore.context import Settings
 from shardstore.conversion import convert
 from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
@@ -157,6 +158,11 @@ class World:
         self.open(storage_format)
         with self._attempt(replace(self.state, previous=self.state.head)):
             convert(self.store, lambda _count: None)
+
+    def archive(self, name: str, against: str | None = None) -> Archived:
+        """The same snapshot, of other objects."""
+        with self._attempt(self.state):
+            return self.store.archive(name, against=against)
 
     def snapshot(self, name: str) -> None:
         with self._attempt(self.state.named(name)):

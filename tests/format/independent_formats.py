@@ -1,15 +1,20 @@
-"""The storage formats of the second reader, written from shardstore/FORMAT.md 5.1 to 5.3 alone.
+"""The storage formats of the second reader, written from shardstore/FORMAT.md 5.1 to 5.6 alone.
 
 It imports nothing of shardstore. pt files are torch's, so torch loads them.
 """
 
 import io
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+import zstandard
+
 from tests.format.independent_log import Damaged, Json, digest
 
+PIECE_BYTES = 4_194_304
 ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
@@ -100,6 +105,62 @@ def pt_tensors(path: Path, data: bytes) -> tuple[Json, list[Tensor]]:
         shape = list(tensor.shape)
         tensors.append(_checked(path, Tensor(name, names[tensor.dtype], shape, raw, expected)))
     return about, tensors
+
+
+def archive_tensors(
+    path: Path, data: bytes, base: Json, others: dict[str, Tensor]
+) -> tuple[Json, list[Tensor]]:
+    """Section 5.6; `others` are the tensors of the base."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    text = data[8:start].rstrip(b" ")
+    header = json.loads(text)
+    spelled = json.dumps(header, separators=(",", ":")).encode()
+    if start % 8 or spelled != text or start - 8 - len(text) > 7:
+        raise Damaged(path, 8, "the header is spelled differently")
+    about = header["__metadata__"]
+    if list(header) != ["__metadata__", "base", "tensors", "pieces"] or list(about) != sorted(
+        about
+    ):
+        raise Damaged(path, 8, "the header's members")
+    own = about["header"].encode()
+    if digest(data[:start].replace(own, b"0" * 32)) != own.decode():
+        raise Damaged(path, 8, "digest of the header in itself")
+    if header["base"] != base or (base is not None) != any(m == 2 for _, m, _ in header["pieces"]):
+        raise Damaged(path, 8, "base")
+    rows, tensors, at = iter(header["pieces"]), [], start
+    for (name, dtype, shape), expected in zip(header["tensors"], _digests(about), strict=True):
+        size, raw = ITEM_BYTES[dtype] * math.prod(shape), b""
+        while len(raw) < size:
+            length, method, check = next(rows)
+            frame, at = data[at : at + length], at + length
+            if xxhash.xxh3_64_hexdigest(frame) != check:
+                raise Damaged(path, at - length, f"piece of {name}")
+            piece = min(PIECE_BYTES, size - len(raw))
+            other = b""
+            if method == 2:
+                near = others[name]
+                assert (near.dtype, near.shape) == (dtype, shape)
+                other = near.data[len(raw) : len(raw) + piece]
+            raw += _unpacked(
+                frame, method, 4 if dtype == "C64" else ITEM_BYTES[dtype], piece, other
+            )
+        tensors.append(_checked(path, Tensor(name, dtype, shape, raw, expected)))
+    if at != len(data) or next(rows, None) is not None:
+        raise Damaged(path, at, "frames and tensors do not end together")
+    return about, tensors
+
+
+def _unpacked(frame: bytes, method: int, width: int, size: int, other: bytes) -> bytes:
+    if method == 0:
+        assert len(frame) == size
+        return frame
+    assert zstandard.get_frame_parameters(frame).content_size == size
+    content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    planes = [content[i * size // width : (i + 1) * size // width] for i in range(width)]
+    plain = bytes(byte for element in zip(*planes, strict=True) for byte in element)
+    if method == 1:
+        return plain
+    return bytes(mine ^ theirs for mine, theirs in zip(plain, other, strict=True))
 
 
 def _digests(about: Json) -> list[str]:

@@ -15,6 +15,7 @@ import xxhash
 from tests.format.independent_formats import (
     ITEM_BYTES,
     Tensor,
+    archive_tensors,
     check_label,
     pt_tensors,
     safetensors_tensors,
@@ -74,10 +75,15 @@ class State:
         self.branches[record["branch"]] = [record["seq"], record["line"]]
 
     def _snapshot(self, record: Json, chain: str) -> None:
-        fields = ("chain", "line", "name", "reference", "step", "time")
+        fields = ("archived", "chain", "line", "name", "reference", "step", "time")
         row = {**{field: record[field] for field in fields}, "seq": record["target"]}
         self.snapshots[record["name"]] = row
         self._count(record["slots"], 1)
+
+    def _archive(self, record: Json, chain: str) -> None:
+        self.snapshots[record["name"]] |= {"reference": record["reference"], "archived": True}
+        self._count(record["slots"], 1)
+        self._count(record["released"], -1)
 
     def _branch(self, record: Json, chain: str) -> None:
         if record["name"] in (*self.branches, *self.snapshots):
@@ -221,21 +227,37 @@ class IndependentReader:
 
     def load(self, reference: Reference) -> dict[str, Tensor]:
         """Section 5: verifies everything that the file holds; returns the tensors by name."""
-        path, (*_, storage_format) = self.object_path(reference), reference
+        path, storage_format = self.object_path(reference), reference[6]
         if not path.exists():
             raise Damaged(path, 0, "missing")
         data = path.read_bytes()
         if storage_format == "raw":
             return self._load_raw(path, data, reference)
-        _, _, _, size, expected, head, _ = reference
+        _, _, _, size, expected, head = reference[:6]
         if len(data) != size or digest(data) != expected:
             raise Damaged(path, 0, "length or content is not that of the reference")
         if xxhash.xxh3_64_hexdigest(data[:262_144]) != head:
             raise Damaged(path, 0, "beginning is not that of the reference")
-        read = {"safetensors": safetensors_tensors, "pt": pt_tensors}[storage_format]
-        about, tensors = read(path, data)
+        if storage_format == "archive":
+            about, tensors = self._load_archive(path, data, reference)
+        else:
+            read = {"safetensors": safetensors_tensors, "pt": pt_tensors}[storage_format]
+            about, tensors = read(path, data)
         check_label(path, about, reference, self.uuid)
         return {tensor.name: tensor for tensor in tensors}
+
+    def _load_archive(
+        self, path: Path, data: bytes, reference: Reference
+    ) -> tuple[Json, list[Tensor]]:
+        """Section 5.6, with the base that the reference names."""
+        (base,) = reference[7:] or [None]
+        named, tensors = None, {}
+        if base is not None:
+            if len(base) != 7 or base[6] not in ("raw", "archive"):
+                raise Damaged(path, 0, "a base that is none")
+            named = {"digest": base[4], "write": f"{base[1]:016x}-{base[2]:016x}"}
+            tensors = self.load(base)
+        return archive_tensors(path, data, named, tensors)
 
     def _load_raw(self, path: Path, data: bytes, reference: Reference) -> dict[str, Tensor]:
         """Section 5.1: verifies header region, tensors and padding."""

@@ -75,6 +75,33 @@ def test_the_table_in_every_format_and_through_convert(storage_format: str, dtyp
     assert {name.rpartition(".")[2] for name in object_files(fs)} >= {other, storage_format}
 
 
+@pytest.mark.req("S9", "S20")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_table_archived_alone_and_as_a_difference(dtype: str) -> None:
+    fs, given = MemoryFileSystem(), table(dtype)
+    numpy_too = dtype not in TORCH_ONLY
+    with open_store(fs) as store:
+        for step in (1, 2):
+            with store.begin(step) as txn:
+                txn.stage("s", "torch", {**given, "step": torch.tensor(step)})
+                if numpy_too:
+                    txn.stage("s", "numpy", {name: t.numpy() for name, t in given.items()})
+                txn.commit()
+            store.snapshot(f"s{step}")
+        digests = [store.state_digest(f"s{step}") for step in (1, 2)]
+        assert store.archive("s1").deltas == 0
+        done = store.archive("s2", against="s1")
+        assert (done.deltas, done.shared) == (1, int(numpy_too))
+    with open_store(fs) as store:
+        for step in (2, 1):
+            assert {row.format for row in store.objects(f"s{step}")} == {"archive"}
+            with store.load("s", "torch", f"s{step}") as loaded:
+                for name, found in list(loaded.torch().items())[:-1]:
+                    assert (found.dtype, found.shape) == (given[name].dtype, given[name].shape)
+                    assert bytes_of(found) == bytes_of(given[name])
+        assert [store.state_digest(f"s{step}") for step in (1, 2)] == digests
+
+
 @pytest.mark.req("S9")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("storage_format", FORMATS)
@@ -172,6 +199,36 @@ def test_the_independent_reader_reads_every_format(tmp_path: Path, storage_forma
     commit = reader.commit()
     assert reader.state_digest(commit) == reader.state_digest(reader.commit("kept")) == digest
     assert {reference[6] for _, _, reference in commit["manifest"]} == {storage_format}
+
+
+@pytest.mark.req("S10", "S20")
+def test_the_independent_reader_reads_archives(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    with Store.open(root, "a", settings=SETTINGS) as store:
+        for step in range(1, 6):
+            with store.begin(step) as txn:
+                for key, tensors in PARTS.items():
+                    extra = {"step": np.array(step), "big": np.arange(3000.0) + step}
+                    txn.stage(*key, {**tensors, **extra})
+                txn.commit()
+            store.snapshot(f"s{step}")
+        names = [f"s{step}" for step in range(1, 6)]
+        digests = {name: store.state_digest(name) for name in names}
+        store.archive("s1")
+        assert store.archive("s2").deltas == len(PARTS)
+        store.archive("s3", against="s5")
+        store.rewind("s2")
+        store.delete("s1")
+        store.delete("s4")
+        store.undo()
+    for _ in range(2):
+        reader = IndependentReader(root)
+        for name in names[1:]:
+            assert reader.state_digest(reader.commit(name)) == digests[name]
+        formats = {reference[6] for _, _, reference in reader.commit("s2")["manifest"]}
+        assert formats == {"archive"}
+        assert reader.check_history() >= 1
+        Store.open(root, "r+", settings=SETTINGS).close()  # the next opening restates it
 
 
 @pytest.mark.req("S9")
