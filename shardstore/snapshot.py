@@ -43,7 +43,7 @@ def snapshot(session: Session, name: str | None, target: Target) -> SnapshotInfo
     commit = open_commit(session, target)
     checked = check_ref_name(name if name is not None else f"step_{commit.step:08d}")
     check_free(session, checked)
-    written = _write_manifest(session, checked, commit)
+    written = write_manifest(session, checked, commit)
     reference = written.known()
     slots = sorted(commit.slots() | {reference.slot})
     session.trace("snapshot", name=checked)
@@ -84,7 +84,8 @@ def delete(session: Session, name: str) -> None:
     )
 
 
-def _write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
+def write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
+    """Stage the object that holds a snapshot's commit."""
     content = canonical_json(commit.to_json())
     key = (SNAPSHOT_SHARD, name)
     layout = plan_layout([TensorSpec(name=_TENSOR, dtype="U8", shape=(len(content),))], *key)

@@ -97,7 +97,7 @@ class Explorer:
     # ------------------------------------------------------------------ runs
 
     def _first_run(self, node: Node) -> list[Point]:
-        world = World(node.fs, node.ghost, self._mutate)
+        world = self._scenario.world(node.fs, node.ghost, self._mutate)
         self._scenario.prepare(world)
         points = _watch(world)
         self._scenario.program(world)
@@ -113,7 +113,7 @@ class Explorer:
             check_files(fs)
         elif NO_STORE not in node.ghost:
             raise Violation(f"expected {' or '.join(map(str, node.ghost))}, found no store")
-        world = World(fs, node.ghost, self._mutate)
+        world = self._scenario.world(fs, node.ghost, self._mutate)
         points = _watch(world)
         opened = world.open()
         if seen not in (None, opened):
@@ -129,7 +129,7 @@ class Explorer:
 
     def _judge_again(self, world: World, opened: Observed) -> None:
         """Another opening changes nothing; what can be undone is there."""
-        twin = World(world.fs.kill(), world.ghost, self._mutate)
+        twin = self._scenario.world(world.fs.kill(), world.ghost, self._mutate)
         again = twin.open()
         if again != opened:
             raise Violation(f"the second opening made {again} of {opened}")

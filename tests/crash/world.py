@@ -69,7 +69,7 @@ class World:
         if NO_STORE in self.ghost and EMPTY not in self.ghost:
             self.ghost = (*self.ghost, EMPTY)
         self.faulty = FaultyFileSystem(self.fs)
-        self._rules("open" if _has_store(self.fs) else "create")
+        self._rules("open" if has_store(self.fs) else "create")
         try:
             self._store = Store.open(
                 ROOT, "a", fs=self.faulty, settings=SETTINGS, format=storage_format
@@ -105,7 +105,7 @@ class World:
         after = self.state.committed(step, flavour, stage, remove)
         with self._attempt(after), self.store.begin(step) as txn:
             for shard in stage:
-                txn.stage(shard, PART, _tensors(shard, step, flavour))
+                txn.stage(shard, PART, tensors(shard, step, flavour))
             for shard in remove:
                 txn.remove(shard, PART)
             txn.keep_rest()
@@ -117,7 +117,7 @@ class World:
         step = head.step + 1 if head else 1
         with self.store.begin(step) as txn:
             for shard in stage:
-                txn.stage(shard, PART, _tensors(shard, step, flavour))
+                txn.stage(shard, PART, tensors(shard, step, flavour))
 
     def convert(self, storage_format: str) -> None:
         """Open again and write the head in another storage format: the same state, once more."""
@@ -200,12 +200,14 @@ def read_only(fs: CrashFileSystem) -> Observed | None:
     return observed
 
 
-def _has_store(fs: CrashFileSystem) -> bool:
+def has_store(fs: CrashFileSystem) -> bool:
+    """Whether the judged store was ever made."""
     try:
         return "STORE" in fs.list_directory(ROOT)
     except FileNotFoundError:
         return False
 
 
-def _tensors(shard: str, step: int, flavour: str) -> dict[str, np.ndarray]:
+def tensors(shard: str, step: int, flavour: str) -> dict[str, np.ndarray]:
+    """The payload of one writing."""
     return {"w": np.frombuffer(payload(shard, (step, flavour)), dtype=np.uint8)}

@@ -40,6 +40,8 @@ class State:
     """
 
     def __init__(self, state: Json) -> None:
+        self.base: Json = state["base"]
+        self.origin: Json = state["origin"]
         self.branches: dict[str, list[Json]] = dict(state["branches"])
         self.commits: dict[int, Json] = {commit["seq"]: commit for commit in state["commits"]}
         self.current: str = state["current"]
@@ -83,6 +85,9 @@ class State:
         if record["name"] in (*self.branches, *self.snapshots):
             raise ValueError(f"record {record['seq']}: the name is taken")
         self._stand(record["name"], record["commit"], record["new_line"])
+
+    def _base(self, record: Json, chain: str) -> None:
+        self.base = record["base"]
 
     def _switch(self, record: Json, chain: str) -> None:
         self._remember(record, self.current, commit=self.branches[self.current][0])
