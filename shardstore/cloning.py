@@ -34,7 +34,7 @@ from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item, position_of
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
-from shardstore.recovery import STORE_TEMPORARY, identity, store_text, sync_parent, write_synced
+from shardstore.recovery import STORE_TEMPORARY, identity, store_text, sync_file, sync_parent, write_synced
 from shardstore.refs import Ref, resolve
 from shardstore.snapshot import open_commit
 from shardstore.wal.reader import read_bytes, read_log, read_segment, segment_header
@@ -125,9 +125,11 @@ def _claim(fs: FileSystem, dest: str, store: bytes) -> Lock:
     try:
         _check_claimable(fs, dest, store)
         names = fs.list_directory(dest)
-        if not _is_ours(fs, dest, names, store):
+        if _is_ours(fs, dest, names, store):
+            sync_file(fs, f"{dest}/{STORE_TEMPORARY}")
+        else:
             write_synced(fs, f"{dest}/{STORE_TEMPORARY}", store)
-            fs.sync_directory(dest)
+        fs.sync_directory(dest)
         make_pins(fs, dest)
         for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
             if directory not in names:
@@ -285,7 +287,7 @@ def _clear(fs: FileSystem, dest: str) -> None:
     """Give the space back; never below a STORE that may be durable."""
     try:
         if STORE_FILE in fs.list_directory(dest):
-            fs.unlink(f"{dest}/{STORE_FILE}")
+            fs.rename(f"{dest}/{STORE_FILE}", f"{dest}/{STORE_TEMPORARY}")
             fs.sync_directory(dest)
         for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
             for name in fs.list_directory(f"{dest}/{directory}"):

@@ -268,12 +268,12 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     for slot in sorted(unproven):
         # The state names slots only; a missing file is told under its usual name.
         for path in files.get(slot) or [slot_file(slot, RAW)]:
-            _sync_file(fs, f"{root}/{path}")
+            sync_file(fs, f"{root}/{path}")
     if view.copied:
         for name in fs.list_directory(f"{root}/{WAL_DIRECTORY}"):
             if segment_index(name) is not None or packed_index(name) is not None:
-                _sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
-        _sync_file(fs, f"{root}/{STORE_FILE}")
+                sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
+        sync_file(fs, f"{root}/{STORE_FILE}")
 
 
 def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
@@ -366,7 +366,8 @@ def write_synced(fs: FileSystem, path: str, content: bytes) -> None:
         file.close()
 
 
-def _sync_file(fs: FileSystem, path: str) -> None:
+def sync_file(fs: FileSystem, path: str) -> None:
+    """Make the bytes of an existing file durable."""
     file = fs.open(path, "write")
     try:
         file.datasync()
