@@ -31,13 +31,20 @@ from shardstore.format.names import (
 )
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem, Lock
-from shardstore.held import WINDOW_BYTES, HeldState, Item, position_of
+from shardstore.held import WINDOW_BYTES, HeldState, Item
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
-from shardstore.recovery import STORE_TEMPORARY, identity, store_text, sync_file, sync_parent, write_synced
+from shardstore.recovery import (
+    STORE_TEMPORARY,
+    identity,
+    store_text,
+    sync_file,
+    sync_parent,
+    write_synced,
+)
 from shardstore.refs import Ref, resolve
 from shardstore.snapshot import open_commit
-from shardstore.wal.reader import read_bytes, read_log, read_segment, segment_header
+from shardstore.wal.reader import read_bytes, read_segment, segment_header
 from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, make_segment
 from shardstore.workers import Job, Workers, make_workers
@@ -103,7 +110,7 @@ def clone(
             with progress(size) as advance:
                 _copy_objects(held, dest, items, advance)
             _copy_log(held, dest)
-            _finish(held, dest, state, fields)
+            position = _finish(held, dest, state, fields)
         except BaseException:
             _clear(fs, dest)
             raise
@@ -111,7 +118,6 @@ def clone(
             lock.release()
     except OSError as error:
         raise storage_error(fs, dest, f"copying store {root}", error) from error
-    position = position_of(read_log(fs, dest))
     return Cloned(path=dest, objects=len(items), bytes=size, position=position)
 
 
@@ -257,7 +263,7 @@ def _segment_content(fs: FileSystem, root: str, index: int, cut: int) -> tuple[s
     )
 
 
-def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any]) -> None:
+def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any]) -> Publication:
     """The segment that begins here, then STORE; each durable before what it stands on is needed."""
     fs, last, segment = held.session.fs, held.view.last, held.view.segment
     stat = fs.stat(f"{dest}/{STORE_TEMPORARY}")
@@ -272,15 +278,18 @@ def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any])
     predecessor = Predecessor(
         index=segment.index, cut=last.frame.end, seq=last.seq, chain=last.chain
     )
-    make_segment(
+    writer = make_segment(
         fs, dest, uuid=held.session.uuid, predecessor=predecessor, opening=opening,
         prewrite=held.session.settings.prewrite_bytes,
-    ).close()  # fmt: skip
+    )  # fmt: skip
+    writer.close()
     fs.sync_directory(f"{dest}/{OBJECTS_DIRECTORY}")
     fs.sync_directory(dest)
     fs.rename(f"{dest}/{STORE_TEMPORARY}", f"{dest}/{STORE_FILE}")
     fs.sync_directory(dest)
     sync_parent(fs, dest)
+    step = None if state.head is None else state.head.step
+    return Publication(seq=writer.seq, chain=writer.chain, step=step, time=opening["time"])
 
 
 def _clear(fs: FileSystem, dest: str) -> None:

@@ -21,6 +21,7 @@ from shardstore.cloning import Advance, Progress
 from shardstore.errors import TierConflictError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Publication, SnapshotInfo
 from shardstore.format.names import STORE_FILE
+from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.held import WINDOW_BYTES, HeldState, Item, all_snapshots, own, position_of
 from shardstore.opening import open_writing
@@ -55,6 +56,14 @@ class Published:
 
 def publish(held: HeldState, dest: str, progress: Progress) -> Published:
     """Bring the durable store at `dest` to what is held, or make it."""
+    try:
+        return _publish(held, dest, progress)
+    except OSError as error:  # of looking at it; what writes has its own words
+        fs = held.session.fs
+        raise storage_error(fs, dest, "reading the durable store", error) from error
+
+
+def _publish(held: HeldState, dest: str, progress: Progress) -> Published:
     fs = held.session.fs
     if not _has_store(fs, dest):
         return _create(held, dest, progress)

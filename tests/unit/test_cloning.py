@@ -165,7 +165,7 @@ def test_a_damaged_object_is_not_copied() -> None:
 @pytest.mark.req("S18")
 @pytest.mark.parametrize(
     ("op", "places"),
-    [("open", 10), ("pwrite", 10), ("datasync", 10), ("sync_directory", 5), ("rename", 2)],
+    [("open_*", 8), ("pwrite", 10), ("datasync", 10), ("sync_directory", 4), ("rename", 1)],
 )
 def test_wherever_it_fails_no_store_is_there_and_the_next_try_succeeds(
     op: str, places: int
