@@ -53,7 +53,7 @@ class TierWorld(World):
             for shard in stage:
                 txn.stage(shard, PART, tensors(shard, step, ""))
             txn.keep_rest()
-            txn.commit()
+            txn.commit({"flavour": ""})
         self.ahead = self.ahead.committed(step, "", stage, ())
 
     def name(self, name: str) -> None:
