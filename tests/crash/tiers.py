@@ -28,6 +28,7 @@ class TierWorld(World):
         super().__init__(fs, ghost, mutate)
         self.ahead: GhostState = EMPTY
         self._active: Store | None = None
+        self._rules("copy")
 
     @property
     def active(self) -> Store:
@@ -80,6 +81,7 @@ class TierWorld(World):
 
     def _copy_again(self) -> None:
         self.faulty = FaultyFileSystem(self.fs)
+        self._rules("copy")
         try:
             with Store.open(ACTIVE, "r+", fs=self.faulty, settings=SETTINGS) as active:
                 active.publish(ROOT)
