@@ -174,8 +174,6 @@ class _Publication:
         self._staged: list[StagedObject] = []
         self._places: dict[ObjectRef, ObjectRef] = {}
         """Reference without slot -> the durable store's reference."""
-        self._there: dict[tuple[int, str], CommitInfo] = {}
-        """Commits that the durable store has, by sequence number and chain hash."""
         self._names: dict[tuple[str, int, str, float], SnapshotInfo] = {}
 
     def run(self, rows: list[Record]) -> Published:
@@ -218,14 +216,13 @@ class _Publication:
         }
 
     def _learn(self) -> None:
-        """What the durable store has."""
+        """Which objects the durable store has, and which names."""
         state = self._session.state
         commits = list(state.commits.values())
         for info in all_snapshots(state):
             commits.append(open_commit(self._session, info))
             self._names[_key(info)] = info
         for commit in commits:
-            self._there[commit.seq, commit.chain] = commit
             for reference in commit.manifest.values():
                 self._places[_unplaced(reference)] = reference
 
@@ -248,8 +245,6 @@ class _Publication:
         commits += [self._held.commit_of(info) for info in all_snapshots(merged)]
         found: dict[ObjectRef, Item] = {}
         for commit in commits:
-            if (commit.seq, commit.chain) in self._there:
-                continue
             for part, reference in commit.manifest.items():
                 key = _unplaced(reference)
                 if key not in self._places:
@@ -303,9 +298,6 @@ class _Publication:
         return replace(info, reference=staged.known())
 
     def _placed(self, commit: CommitInfo) -> CommitInfo:
-        there = self._there.get((commit.seq, commit.chain))
-        if there is not None:
-            return there
         places = {part: self._places[_unplaced(ref)] for part, ref in commit.manifest.items()}
         return replace(commit, manifest=places)
 
