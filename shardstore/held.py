@@ -29,7 +29,7 @@ from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
 from shardstore.workers import Job
 
-WINDOW_BYTES = 256 * 1024 * 1024
+WINDOW_BYTES = 128 * 1024 * 1024
 """Objects read ahead of the one that is handed on, and those on their way out: so many bytes each
 at most, but one whole object at least."""
 ATTEMPTS = 16
