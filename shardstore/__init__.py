@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardstore.refs import Ref
     from shardstore.store import Store
     from shardstore.ticket import Ticket
+    from shardstore.tiers import open_active
     from shardstore.transaction import Transaction
     from shardstore.views import Branch, Commit, ObjectInfo, Snapshot, TensorInfo, UndoableChange
     from shardstore.wear import Wear
@@ -49,6 +50,7 @@ __all__ = [
     "UndoableChange",
     "UsageError",
     "Wear",
+    "open_active",
 ]
 
 _HOMES = {
@@ -59,6 +61,7 @@ _HOMES = {
     "refs": ("Ref",),
     "store": ("Store",),
     "ticket": ("Ticket",),
+    "tiers": ("open_active",),
     "transaction": ("Transaction",),
     "views": ("Branch", "Commit", "ObjectInfo", "Snapshot", "TensorInfo", "UndoableChange"),
     "wear": ("Wear",),

@@ -272,16 +272,42 @@ class CommitProtocol:
 
     def roll(self) -> None:
         """Rule 6: a new segment begins, behind a durable tail. Nothing is in flight."""
-        settings = self._context.settings
         self._sync_tail()
+        self._succeed({"reason": "roll", "state": self.tail.to_json()})
+
+    def restate(
+        self, state: State, objects: list[StagedObject], fields: Mapping[str, Any], first_seq: int
+    ) -> None:
+        """Another state takes the place of this one, in a segment of its own, whose becoming
+        visible is the commit point; `first_seq` is its opening's number. Nothing is in flight.
+
+        Raises StorageError where nothing happened and the caller has to abandon `objects`.
+        """
+        self._sync_tail()
+        for staged in objects:
+            self._staging.wait(staged)
+        self._sync_objects(objects, state)
+        self._succeed({**fields, "state": state.to_json()}, first_seq)
+        after = state.copy()
+        after.seq = after.durable_seq = self.writer.seq
+        freed = self._move_on(after, after)
+        self.prepared = after
+        for staged in objects:
+            self._staging.let_go(staged)
+            self._staging.files.close(staged)
+        self._cache.forget(freed)
+        self._release(freed)
+
+    def _succeed(self, fields: Mapping[str, Any], first_seq: int | None = None) -> None:
+        """The next segment, whose opening says `fields`."""
+        settings = self._context.settings
         old = self.writer
         self._context.trace("roll", segment=old.index + 1)
         opening = {
             **self._opening,
-            "reason": "roll",
             "abandoned": None,
             "time": self._context.fs.now(),
-            "state": self.tail.to_json(),
+            **fields,
         }
         try:
             self.writer = make_segment(
@@ -293,13 +319,15 @@ class CommitProtocol:
                 ),
                 opening=opening,
                 prewrite=settings.prewrite_bytes,
+                first_seq=first_seq,
             )
         except BaseException as error:
             if self._may_be_visible(old.index + 1):  # what is appended to the old one may not count
                 self._context.poison(error)
             if not isinstance(error, OSError):
                 raise
-            if not self._context.is_poisoned and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if full and first_seq is None and not self._context.is_poisoned:
                 # The old segment may go on while it has room; a later commit tries again.
                 temporary = self._context.path(f"{WAL_DIRECTORY}/{SEGMENT_TEMPORARY}")
                 unlink_quietly(self._context.fs, temporary)

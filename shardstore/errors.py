@@ -18,6 +18,7 @@
     |   |-- ReadOnlyError              the store was opened for reading
     |   |-- VersionError               the store was written by a newer format
     |   |-- StepMovedOnError           the commit that was read is no longer kept
+    |   |-- TierConflictError          the active and the durable store both went on
     |   |-- MissingLibraryError        an optional dependency is needed and not installed
     |   `-- StorageError               the file system refused (full, I/O error, permission)
     |-- CorruptionError            bytes are not what was written: run fsck
@@ -106,6 +107,10 @@ class VersionError(UnavailableError):
 
 class StepMovedOnError(UnavailableError):
     """The writer reused what this view was reading; open or refresh the view."""
+
+
+class TierConflictError(UnavailableError):
+    """An active and a durable store do not follow from each other: somebody has to choose."""
 
 
 class MissingLibraryError(UnavailableError):

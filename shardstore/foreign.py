@@ -65,6 +65,16 @@ def read(
     return buffer, header
 
 
+def read_file(
+    reader: ObjectReader, part: Part, reference: ObjectRef, step: int, buffer: Buffer
+) -> None:
+    """The object's file as it is, verified, in the buffer."""
+    path, what = reader.describe(part, reference, step)
+    data = reader.fill(path, what, reference, buffer)
+    with naming(what):
+        _check_file(data, reference, path)
+
+
 def read_header(
     reader: ObjectReader, part: Part, reference: ObjectRef, step: int, acquire: Acquire
 ) -> ObjectHeader:

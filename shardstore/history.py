@@ -10,11 +10,12 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from shardstore.catalog import Row
 from shardstore.fs.protocol import FileSystem
 from shardstore.records import Record, all_records, commits_of_step
 from shardstore.wal.reader import read_log
@@ -90,16 +91,27 @@ def read_step(fs: FileSystem, root: str, step: int) -> list[Entry]:
     """The commits of a step on any line, newest first."""
     view = read_log(fs, root)
     steps: set[int] = set()
-    records = commits_of_step(fs, root, view, step)
+    records: Iterable[Record] = commits_of_step(fs, root, view, step)
+    if view.state.origin is not None:  # what was published stands inside of other records
+        told = _with_published(all_records(fs, root, view))
+        records = (r for r in told if r.body["type"] == "commit" and r.body["step"] == step)
     return [_entry(record, view.state, steps) for record in records]
 
 
 def _newest_first(fs: FileSystem, root: str, commits_only: bool) -> Iterator[Entry]:
     view = read_log(fs, root)
     steps: set[int] = set()
-    for record in all_records(fs, root, view):
+    for record in _with_published(all_records(fs, root, view)):
         if not commits_only or record.body["type"] == "commit":
             yield _entry(record, view.state, steps)
+
+
+def _with_published(records: Iterable[Record]) -> Iterator[Record]:
+    """Behind each publication the active store's records that it tells of, newest first."""
+    for record in records:
+        yield record
+        for chain, body in reversed(record.body.get("history", ())):
+            yield Row(seq=body["seq"], chain=chain, body=body)
 
 
 def _entry(record: Record, state: State, steps: set[int]) -> Entry:

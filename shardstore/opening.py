@@ -23,7 +23,7 @@ def open_reading(
     path: str | os.PathLike[str], fs: FileSystem | None, settings: Settings
 ) -> Session:
     """A session that reads; changes no byte."""
-    system, root = _place(path, fs)
+    system, root = place(path, fs)
     try:
         return recovery.open_for_read(system, root, settings)
     except OSError as error:
@@ -40,7 +40,7 @@ def open_writing(
     power_cut: bool = False,
 ) -> tuple[Session, Lock, recovery.Plan]:
     """Take the lock, create where allowed, recover; a session that writes."""
-    system, root = _place(path, fs)
+    system, root = place(path, fs)
     try:
         if may_create:
             _make_root(system, root)
@@ -86,7 +86,7 @@ def _opening_failed(root: str, error: OSError) -> Exception:
     )
 
 
-def _place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
+def place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
     """The file system and the root; on the real one absolute: the process may change directory."""
     text = os.fsdecode(path)
     if fs is None:

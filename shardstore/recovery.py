@@ -48,7 +48,7 @@ from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
 FORMAT_VERSION = 0
-_STORE_TEMPORARY = "STORE.tmp"
+STORE_TEMPORARY = "STORE.tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,10 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
             fs.make_directory(f"{root}/{directory}")
         for name in fs.list_directory(f"{root}/{directory}"):
             fs.unlink(f"{root}/{directory}/{name}")
-    _write_synced(fs, f"{root}/{_STORE_TEMPORARY}", store_text(uuid))
-    stat = fs.stat(f"{root}/{_STORE_TEMPORARY}")
+    write_synced(fs, f"{root}/{STORE_TEMPORARY}", store_text(uuid))
+    stat = fs.stat(f"{root}/{STORE_TEMPORARY}")
     opening = {
-        **_identity(fs, epoch=1, instance=fs.random_bytes(16).hex()),
+        **identity(fs, epoch=1, instance=fs.random_bytes(16).hex()),
         "store_device": stat.device,
         "store_inode": stat.inode,
         "reason": "create",
@@ -128,9 +128,9 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     ).close()
     fs.sync_directory(f"{root}/{OBJECTS_DIRECTORY}")
     fs.sync_directory(root)
-    fs.rename(f"{root}/{_STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
+    fs.rename(f"{root}/{STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
     fs.sync_directory(root)
-    _sync_parent(fs, root)
+    sync_parent(fs, root)
 
 
 def store_text(uuid: str) -> bytes:
@@ -272,18 +272,18 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     for directory in (OBJECTS_DIRECTORY, WAL_DIRECTORY):
         fs.sync_directory(f"{root}/{directory}")
     fs.sync_directory(root)
-    _sync_parent(fs, root)
+    sync_parent(fs, root)
     unproven = set() if view.last.body["durable"] and not view.copied else view.state.needed()
     files = _slot_files(fs, root)
     for slot in sorted(unproven):
         # The state names slots only; a missing file is told under its usual name.
         for path in files.get(slot) or [slot_file(slot, RAW)]:
-            _sync_file(fs, f"{root}/{path}")
+            sync_file(fs, f"{root}/{path}")
     if view.copied:
         for name in fs.list_directory(f"{root}/{WAL_DIRECTORY}"):
             if segment_index(name) is not None or packed_index(name) is not None:
-                _sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
-        _sync_file(fs, f"{root}/{STORE_FILE}")
+                sync_file(fs, f"{root}/{WAL_DIRECTORY}/{name}")
+        sync_file(fs, f"{root}/{STORE_FILE}")
 
 
 def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
             "seq": [record.seq for record in view.abandoned],
         }
     return {
-        **_identity(fs, epoch=view.last.seq + 1, instance=instance),
+        **identity(fs, epoch=view.last.seq + 1, instance=instance),
         "store_device": stat.device,
         "store_inode": stat.inode,
         "reason": "open",
@@ -306,7 +306,8 @@ def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
     }
 
 
-def _identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]:
+def identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]:
+    """What an opening record says of who opens."""
     pid, host = fs.process()
     return {
         "type": "open",
@@ -321,7 +322,7 @@ def _identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]
     }
 
 
-def _sync_parent(fs: FileSystem, root: str) -> None:
+def sync_parent(fs: FileSystem, root: str) -> None:
     """Make the store's own name durable. Whoever may not read the directory above did not create
     the store in it."""
     try:
@@ -342,7 +343,7 @@ def check_creatable(fs: FileSystem, root: str) -> None:
     names = _names(fs, root)
     if STORE_FILE in names:
         return
-    own = {LOCK_FILE, PINS_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, _STORE_TEMPORARY}
+    own = {LOCK_FILE, PINS_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, STORE_TEMPORARY}
     foreign = sorted(names - own)
     for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
         if directory in names:
@@ -365,7 +366,8 @@ def _intact(text: bytes, lines: list[bytes]) -> bool:
     return text == body + f"digest {digest(body)}\n".encode("ascii")
 
 
-def _write_synced(fs: FileSystem, path: str, content: bytes) -> None:
+def write_synced(fs: FileSystem, path: str, content: bytes) -> None:
+    """Write a small file and make its bytes durable."""
     file = fs.open(path, "replace")
     try:
         file.pwrite(0, content)
@@ -374,7 +376,8 @@ def _write_synced(fs: FileSystem, path: str, content: bytes) -> None:
         file.close()
 
 
-def _sync_file(fs: FileSystem, path: str) -> None:
+def sync_file(fs: FileSystem, path: str) -> None:
+    """Make the bytes of an existing file durable."""
     file = fs.open(path, "write")
     try:
         file.datasync()

@@ -46,6 +46,21 @@ def held(state: State) -> set[int]:
     return found
 
 
+def held_of(state: State, published: set[int]) -> set[int]:
+    """As `held`, for a durable tier: the last N are those of each branch that were `published`,
+    since the commits between two publications are not there."""
+    rule = state.retention
+    heads = {seq for seq, _ in state.branches.values() if seq is not None}
+    found = heads | {e.commit for e in state.undo if e.commit is not None}
+    for seq in list(found):
+        line = _ancestors(state, state.commits[seq])
+        found |= _every(state, line) | _best(state, line)
+    for head in heads:
+        line = _ancestors(state, state.commits[head])
+        found |= set([c.seq for c in line if c.seq in published or c.seq == head][-rule.last :])
+    return found
+
+
 def forgotten(state: State) -> list[int]:
     """Undo entries that end when one more is added."""
     return [entry.seq for entry in state.undo[: max(0, len(state.undo) + 1 - UNDO_ENTRIES)]]

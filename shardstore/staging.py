@@ -29,6 +29,7 @@ from shardstore.format.layout import (
     build_header,
     head_digest,
     object_digest,
+    plan_layout,
 )
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
@@ -123,6 +124,27 @@ class Staging:
         except BaseException:
             self.abandon([staged])
             raise
+        self.files.note(staged)
+        return staged
+
+    def place(self, part: Part, reference: ObjectRef, buffer: Buffer) -> StagedObject:
+        """Stage an object of another store of this lineage, byte for byte: the buffer, which
+        becomes the object's, holds the file; only the slot is ours. Returns at once."""
+        self.files.limit()
+        staged = StagedObject(
+            part=part, layout=plan_layout([], *part), buffer=buffer, keep=False,
+            storage_format=reference.format, size=reference.size,
+        )  # fmt: skip
+        try:
+            self.files.open(staged)
+            for begin in range(0, reference.size, self.piece_bytes):
+                data = buffer.view[begin : min(reference.size, begin + self.piece_bytes)]
+                self._submit_bytes(staged, begin, data)
+            self._check(staged)
+        except BaseException:
+            self.abandon([staged])
+            raise
+        staged.reference = reference._replace(slot=staged.slot)
         self.files.note(staged)
         return staged
 

@@ -27,6 +27,7 @@ from shardstore.pinned_view import PinnedView, digest_of, pin, tensor_rows
 from shardstore.refs import Ref
 from shardstore.session import Session
 from shardstore.store_refs import RefMethods
+from shardstore.store_tiers import CopyMethods
 from shardstore.transaction import Transaction
 from shardstore.views import (
     Commit,
@@ -40,7 +41,7 @@ from shardstore.views import (
 Mode = Literal["r", "r+", "a"]
 
 
-class Store(RefMethods):
+class Store(RefMethods, CopyMethods):
     """A transactional store of tensor shards. Use `Store.open` or `Store.create`."""
 
     def __init__(self, session: Session, lock: Lock | None, plan: recovery.Plan | None) -> None:

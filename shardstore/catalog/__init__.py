@@ -10,7 +10,7 @@ the log has lost its end.
 Neighbours: `upkeep` writes the catalog beside the work, `history` reads it, `fsck` checks it.
 """
 
-from shardstore.catalog.index import CatalogError, Index, Row, build_index, open_index
+from shardstore.catalog.index import CatalogError, Index, Row, build_index, open_index, small
 from shardstore.catalog.mark import (
     IndexFile,
     Mark,
@@ -31,5 +31,6 @@ __all__ = [
     "find_mark",
     "is_possible",
     "open_index",
+    "small",
     "write_mark",
 ]

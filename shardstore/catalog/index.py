@@ -82,30 +82,34 @@ class Index:
         import lmdb
 
         try:
-            with self._environment.begin() as transaction:
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
                 while seq > 0:
-                    row, chain_before = _decode(seq, chain, transaction.get(_row_key(seq)))
+                    row, chain = _decode(seq, chain, cursor.get(_row_key(seq)))
                     yield row
-                    seq, chain = seq - 1, chain_before
+                    seq = _seq_before(cursor, chain)
         except lmdb.Error as error:
             raise CatalogError(str(error)) from error
 
     def check(self, seq: int, chain: str) -> None:
         """CatalogError unless the record `seq` is here and has this chain hash."""
-        self._check(seq, chain, seq - 1)
-
-    def check_rows(self) -> None:
-        """CatalogError if a row is missing or damaged, or does not follow the one before it."""
-        self._check(self.file.seq, self.file.chain, 0)
-
-    def _check(self, seq: int, chain: str, end: int) -> None:
         import lmdb
 
         try:
             with self._environment.begin() as transaction:
-                while seq > end:
-                    _, _, chain = _verified(seq, chain, transaction.get(_row_key(seq)))
-                    seq -= 1
+                _verified(seq, chain, transaction.get(_row_key(seq)))
+        except lmdb.Error as error:
+            raise CatalogError(str(error)) from error
+
+    def check_rows(self) -> None:
+        """CatalogError if a row is missing or damaged, or does not follow the one before it."""
+        import lmdb
+
+        seq, chain = self.file.seq, self.file.chain
+        try:
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                while seq > 0:
+                    _, _, chain = _verified(seq, chain, cursor.get(_row_key(seq)))
+                    seq = _seq_before(cursor, chain)
         except lmdb.Error as error:
             raise CatalogError(str(error)) from error
 
@@ -233,21 +237,21 @@ def _publish(fs: FileSystem, directory: str, seq: int, chain: str) -> IndexFile:
 
 
 def _put(transaction: lmdb.Transaction, record: LogRecord, before: str) -> None:
-    key, body = _row_key(record.seq), _small(record.body)
+    key, body = _row_key(record.seq), small(record.body)
+    if len(canonical_json(body.get("metadata"))) > METADATA_BYTES_MAX:
+        del body["metadata"]
     rest = bytes.fromhex(before + record.chain) + canonical_json(body)
     transaction.put(key, xxhash.xxh3_128_digest(key + rest) + rest)
     if body["type"] == "commit":
         transaction.put(b"s" + struct.pack(">QQ", body["step"], record.seq), b"")
 
 
-def _small(body: Mapping[str, Any]) -> dict[str, Any]:
+def small(body: Mapping[str, Any]) -> dict[str, Any]:
     """What history tells of a record, without what only the state needs."""
-    small = {key: value for key, value in body.items() if key not in _LEFT_OUT}
+    kept = {key: value for key, value in body.items() if key not in _LEFT_OUT}
     if "commit" in body:  # a descriptor, with its manifest
-        small["commit"] = {key: body["commit"][key] for key in ("seq", "step")}
-    if len(canonical_json(small.get("metadata"))) > METADATA_BYTES_MAX:
-        del small["metadata"]
-    return small
+        kept["commit"] = {key: body["commit"][key] for key in ("seq", "step")}
+    return kept
 
 
 def _decode(seq: int, chain: str | None, value: bytes | None) -> tuple[Row, str]:
@@ -268,6 +272,16 @@ def _verified(seq: int, chain: str | None, value: bytes | None) -> tuple[bytes, 
     if not whole or (chain is not None and chain != found):
         raise CatalogError(f"record {seq} is not in the index as the log has it")
     return value[48:], found, value[16:32].hex()
+
+
+def _seq_before(cursor: lmdb.Cursor, chain: str) -> int:
+    """Sequence number of the row before the cursor's, 0 before the first: publications pass over
+    numbers. Whether it is the predecessor, with that chain hash, is for its own row to say."""
+    if cursor.prev() and cursor.key()[:1] == b"r":
+        return int.from_bytes(cursor.key()[1:], "big")
+    if chain != ZERO_DIGEST:
+        raise CatalogError("the rows end before the first record")
+    return 0
 
 
 def _row_key(seq: int) -> bytes:

@@ -33,6 +33,8 @@ COMMANDS = {
     "snapshots": ("shardstore.cli.snapshots", "The snapshots by name."),
     "branch": ("shardstore.cli.branch", "List, make or delete branches."),
     "switch": ("shardstore.cli.switch", "Make another branch the current one."),
+    "clone": ("shardstore.cli.clone", "Copy a store into another directory."),
+    "publish": ("shardstore.cli.publish", "Bring a durable store to where this one is."),
     "rewind": ("shardstore.cli.rewind", "Move the head to a kept commit."),
     "undo": ("shardstore.cli.undo", "Revert the newest rewind, switch or deletion."),
     "retention": ("shardstore.cli.retention", "Which commits stay kept without a name."),

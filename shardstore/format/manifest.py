@@ -197,3 +197,30 @@ class UndoEntry:
                 "slots": tuple(value["slots"]),
             }
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Where one of two tiers stood when its state was copied to the other, as that one notes it."""
+
+    seq: int
+    chain: str
+    """Sequence number and chain hash of a record of the other store's log."""
+    step: int | None
+    """Of the head that was copied."""
+    time: float
+    retention: Mapping[str, Any] | None = None
+    """The active store's rule, which its successor takes over; null in a `base`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "chain": self.chain,
+            "retention": self.retention,
+            "seq": self.seq,
+            "step": self.step,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | None) -> Publication | None:
+        return None if value is None else cls(**value)

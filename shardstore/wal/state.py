@@ -17,6 +17,7 @@ from shardstore.format.manifest import (
     Manifest,
     ObjectRef,
     Part,
+    Publication,
     SnapshotInfo,
     UndoEntry,
 )
@@ -53,6 +54,10 @@ class State:
     durable_seq: int = 0
     """Of the newest one that says that all before it was synced."""
     retention: Retention = DEFAULT
+    base: Publication | None = None
+    """In an active store: the position of the durable one when both last held the same."""
+    origin: Publication | None = None
+    """In a durable store: the position of the active one that was published last."""
 
     @property
     def head(self) -> CommitInfo | None:
@@ -76,6 +81,8 @@ class State:
             seq=self.seq,
             durable_seq=self.durable_seq,
             retention=self.retention,
+            base=self.base,
+            origin=self.origin,
         )
 
     def needed(self) -> set[int]:
@@ -203,6 +210,9 @@ class State:
     def _retention(self, record: Record, _chain: str) -> None:
         self.retention = Retention.from_json(record["retention"])
 
+    def _base(self, record: Record, _chain: str) -> None:
+        self.base = Publication.from_json(record["base"])
+
     def _only_unkeep(self, record: Record, _chain: str) -> None:
         self._unkeep(record)
 
@@ -241,10 +251,12 @@ class State:
         """The summary that an opening record holds (FORMAT.md section 4.1)."""
         lines = self._reachable_lines()
         return {
+            "base": self.base and self.base.to_json(),
             "branches": {name: list(value) for name, value in self.branches.items()},
             "commits": [self.commits[seq].to_json() for seq in sorted(self.commits)],
             "current": self.current,
             "lines": [[line, *self.lines[line]] for line in sorted(lines)],
+            "origin": self.origin and self.origin.to_json(),
             "retention": self.retention.to_json(),
             "slots": [[slot, self.snapshot_slots[slot]] for slot in sorted(self.snapshot_slots)],
             "snapshots": [self.snapshots[name].to_json() for name in sorted(self.snapshots)],
@@ -262,6 +274,8 @@ class State:
         self.lines = {line: (parent, fork) for line, parent, fork in summary["lines"]}
         self.snapshot_slots = Counter({slot: count for slot, count in summary["slots"]})
         self.retention = Retention.from_json(summary["retention"])
+        self.base = Publication.from_json(summary["base"])
+        self.origin = Publication.from_json(summary["origin"])
 
     def _reachable_lines(self) -> set[int]:
         """Lines that a ref may still ask about; the others are left out of the summary."""
@@ -290,6 +304,7 @@ _APPLY = {
     "undo": State._undo,
     "retention": State._retention,
     "unkeep": State._only_unkeep,
+    "base": State._base,
 }
 
 

@@ -146,25 +146,27 @@ def make_segment(
     predecessor: Predecessor | None,
     opening: Mapping[str, Any],
     prewrite: int = PREWRITE_BYTES,
+    first_seq: int | None = None,
 ) -> SegmentWriter:
     """Make the next segment durable and visible (rule 1), or the first one of a new store.
 
-    `opening` is the opening record but for its seq.
+    `opening` is the opening record but for its seq. A publication passes over sequence numbers.
     """
     before = predecessor or Predecessor(index=-1, cut=0, seq=0, chain=ZERO_DIGEST)
     salt, index = fs.random_bytes(8).hex(), before.index + 1
+    first = before.seq + 1 if first_seq is None else first_seq
     header = {
         "type": "segment",
         "version": 0,
         "uuid": uuid,
         "salt": salt,
         "index": index,
-        "first_seq": before.seq + 1,
+        "first_seq": first,
         "copies": len(before.copies),
         "predecessor": predecessor
         and {"index": before.index, "cut": before.cut, "seq": before.seq, "chain": before.chain},
     }
-    seq = before.seq + 1 + len(before.copies)
+    seq = first + len(before.copies)
     records = [(copy, 0) for copy in before.copies]
     records.append((canonical_json({**opening, "seq": seq}), seq - 1))
     chain = before.chain

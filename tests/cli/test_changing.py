@@ -79,6 +79,7 @@ def test_what_is_no_store_exits_8(tmp_path: Path, name: str) -> None:
     words = {
         "archive": ["x"], "cat": ["a", "b", "c"], "convert": ["--format", "pt"],
         "diff": ["head", "head"], "rewind": ["head", "--yes"], "undo": ["--yes"], "switch": ["x"],
+        "clone": [str(tmp_path / "x")], "publish": [str(tmp_path / "x")],
     }.get(name, [])  # fmt: skip
     (tmp_path / "file").touch()
     paths = [tmp_path, tmp_path / "nowhere", tmp_path / "file"]

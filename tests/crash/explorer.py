@@ -97,7 +97,8 @@ class Explorer:
     # ------------------------------------------------------------------ runs
 
     def _world(self, fs: CrashFileSystem, ghost: Ghost, cut: Ghost | None = None) -> World:
-        return World(fs, ghost, self._mutate, cut=cut, settings=self._scenario.settings)
+        scenario = self._scenario
+        return scenario.world(fs, ghost, self._mutate, cut=cut, settings=scenario.settings)
 
     def _first_run(self, node: Node) -> list[Point]:
         world = self._world(node.fs, node.ghost)

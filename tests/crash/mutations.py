@@ -37,7 +37,7 @@ Patch = Callable[[], AbstractContextManager[object]]
 
 
 def _skip(phase: str, op: str, path: str, *, nth: int = 1, times: int | None = None) -> Mutate:
-    """Leave operations out: while creating, opening or working."""
+    """Leave operations out: while creating, opening, working, or copying one store to another."""
 
     def mutate(faulty: FaultyFileSystem, now: str) -> None:
         if now == phase:
@@ -69,6 +69,7 @@ OPENING = (
 ROLL = "at a roll: each sync"
 CREATE = "create: each sync and order"
 COMPRESS = "compress: each sync and order"
+TIERS = "clone and publish: each sync and order"
 BESIDE = "beside the table"
 
 MUTATIONS = (
@@ -316,6 +317,54 @@ MUTATIONS = (
         name="an archived object does not hold its base",
         scenario="base",
         patch=patches.bases_are_free,
+    ),
+    Mutation(
+        rule=TIERS,
+        name="published objects are not synced before they are named",
+        scenario="publish",
+        mutate=_skip("copy", "datasync", "/run/objects/*"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="the directory of new slots is not synced before a publication",
+        scenario="first publication",
+        mutate=_skip("copy", "sync_directory", "/run/objects"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="a publication is visible before it is synced",
+        scenario="publish",
+        mutate=_skip("copy", "datasync", "/run/wal/tmp"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="a publication returns before its name is durable",
+        scenario="publish",
+        mutate=_skip("copy", "sync_directory", "/run/wal"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="cloned objects are not synced before STORE",
+        scenario="clone",
+        mutate=_skip("copy", "datasync", "/run/objects/*"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="the cloned log is not synced before STORE",
+        scenario="clone",
+        mutate=_skip("copy", "datasync", "/run/wal/*.wal"),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="the names in a clone are not synced before STORE",
+        scenario="clone",
+        mutate=_skip("copy", "sync_directory", "/run", nth=2, times=1),
+    ),
+    Mutation(
+        rule=TIERS,
+        name="what a clone is of is not durable before anything else",
+        scenario="clone",
+        mutate=_skip("copy", "datasync", "/run/STORE.tmp"),
     ),
 )
 

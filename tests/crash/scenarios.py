@@ -17,6 +17,7 @@ from shardstore.errors import PoisonedError, StorageError
 from shardstore.format.names import RAW, SAFETENSORS
 from shardstore.wal.compress import compress_segments
 from shardstore.wal.reader import read_bytes
+from tests.crash import tiers
 from tests.crash.oracle import ROOT, Violation
 from tests.crash.world import SETTINGS, MakeSettings, World
 from tests.support.workers import HeldWorkers
@@ -431,6 +432,7 @@ class Scenario:
     prepare: Act
     program: Act
     work: Act = work
+    world: type[World] = World
     settings: MakeSettings = lambda: SETTINGS
 
 
@@ -509,6 +511,21 @@ SCENARIOS = {
         ),
         Scenario(name="opening", prepare=start_with_spare, program=opening),
         Scenario(name="copy", prepare=start_copied, program=copy),
+        Scenario(
+            name="publish",
+            prepare=tiers.started_tiers,
+            program=tiers.publish,
+            work=tiers.work_and_history,
+            world=tiers.TierWorld,
+        ),
+        Scenario(
+            name="first publication",
+            prepare=tiers.started,
+            program=tiers.first_publication,
+            work=tiers.work_and_history,
+            world=tiers.TierWorld,
+        ),
+        Scenario(name="clone", prepare=tiers.started, program=tiers.clone, world=tiers.TierWorld),
         Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),
         Scenario(name="failed append", prepare=start_with_spare, program=failed_append),
         Scenario(name="failed slot sync", prepare=start, program=failed_slot_sync),

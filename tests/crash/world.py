@@ -89,7 +89,7 @@ class World:
             self.cut = (*self.cut, EMPTY)
         self._settings = self._make_settings()
         self.faulty = FaultyFileSystem(self.fs)
-        self._rules("open" if _has_store(self.fs) else "create")
+        self._rules("open" if has_store(self.fs) else "create")
         try:
             self._store = Store.open(
                 ROOT, "a", fs=self.faulty, settings=self._settings, format=storage_format
@@ -130,7 +130,7 @@ class World:
         around = self._begin(after) if in_flight else self._attempt(after, durable=None)
         with around, self.store.begin(step) as txn:
             for shard in stage:
-                txn.stage(shard, PART, _tensors(shard, step, flavour))
+                txn.stage(shard, PART, tensors(shard, step, flavour))
             for shard in remove:
                 txn.remove(shard, PART)
             txn.keep_rest()
@@ -150,7 +150,7 @@ class World:
         step = head.step + 1 if head else 1
         with self.store.begin(step) as txn:
             for shard in stage:
-                txn.stage(shard, PART, _tensors(shard, step, flavour))
+                txn.stage(shard, PART, tensors(shard, step, flavour))
 
     def convert(self, storage_format: str) -> None:
         """Open again and write the head in another storage format: the same state, once more."""
@@ -218,8 +218,10 @@ class World:
             raise
         self._tickets.clear()
         self.ghost = (after,)
-        head = self.store.head
-        if durable or (head is not None and head.durable):
+        if durable is None:
+            head = self.store.head
+            durable = head is not None and head.durable
+        if durable:
             self._is_durable(after)
 
     @contextmanager
@@ -258,12 +260,14 @@ def read_only(fs: CrashFileSystem) -> Observed | None:
     return observed
 
 
-def _has_store(fs: CrashFileSystem) -> bool:
+def has_store(fs: CrashFileSystem) -> bool:
+    """Whether the judged store was ever made."""
     try:
         return "STORE" in fs.list_directory(ROOT)
     except FileNotFoundError:
         return False
 
 
-def _tensors(shard: str, step: int, flavour: str) -> dict[str, np.ndarray]:
+def tensors(shard: str, step: int, flavour: str) -> dict[str, np.ndarray]:
+    """The payload of one writing."""
     return {"w": np.frombuffer(payload(shard, (step, flavour)), dtype=np.uint8)}

@@ -41,6 +41,8 @@ class State:
     """
 
     def __init__(self, state: Json) -> None:
+        self.base: Json = state["base"]
+        self.origin: Json = state["origin"]
         self.branches: dict[str, list[Json]] = dict(state["branches"])
         self.commits: dict[int, Json] = {commit["seq"]: commit for commit in state["commits"]}
         self.current: str = state["current"]
@@ -89,6 +91,9 @@ class State:
         if record["name"] in (*self.branches, *self.snapshots):
             raise ValueError(f"record {record['seq']}: the name is taken")
         self._stand(record["name"], record["commit"], record["new_line"])
+
+    def _base(self, record: Json, chain: str) -> None:
+        self.base = record["base"]
 
     def _switch(self, record: Json, chain: str) -> None:
         self._remember(record, self.current, commit=self.branches[self.current][0])
@@ -145,6 +150,8 @@ class State:
             "commits": [self.commits[seq] for seq in sorted(self.commits)],
             "current": self.current,
             "retention": self.retention,
+            "base": self.base,
+            "origin": self.origin,
             "slots": [[slot, self.slots[slot]] for slot in sorted(self.slots)],
             "snapshots": [self.snapshots[name] for name in sorted(self.snapshots)],
             "undo": self.undo,
@@ -325,7 +332,8 @@ class IndependentReader:
             state = fold(older)
             for frame in newer.frames[: newer.header.record["copies"]]:
                 state.apply(frame.record, frame.chain)
-            if not state.same_as(opening(newer)["state"]):
+            elsewhere = opening(newer)["reason"] in ("clone", "publish")  # 4.2: of another log
+            if not elsewhere and not state.same_as(opening(newer)["state"]):
                 raise Damaged(newer.path, newer.header.end, "the opening states another state")
             newer, count = older, count + 1
         return count
