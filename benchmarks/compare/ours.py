@@ -15,7 +15,7 @@ from typing import Any, Literal
 from benchmarks.frame.rounds import SECONDS
 from benchmarks.frame.state import ModelState, touch
 from shardstore import Store, Transaction
-from shardstore.session import Settings
+from shardstore.context import Settings
 from shardstore.store import Mode
 
 Staging = Literal["donated", "copied"]
