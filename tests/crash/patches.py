@@ -21,6 +21,7 @@ from shardstore.format.names import (
 )
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import Pins
+from shardstore.pipeline import Pipeline
 from shardstore.ref_records import publish
 from shardstore.session import Session
 from shardstore.slots import SlotTable
@@ -255,16 +256,16 @@ class _Forgiving:
 @contextmanager
 def pins_tested_before_unkeeping() -> Iterator[None]:
     """The writer asks which slots are pinned, and only then un-keeps what it will write over."""
-    publish, early = Session.publish, set[int]()
+    publish, early = Pipeline.publish, set[int]()
 
-    def asked_first(self: Session, *args: Any, **kwargs: Any) -> int:
+    def asked_first(self: Pipeline, *args: Any, **kwargs: Any) -> Change:
         early.clear()
-        early.update(pinned(self.pins, range(100)))
+        early.update(pinned(self.protocol._slots._pins, range(100)))
         return publish(self, *args, **kwargs)
 
     pinned = Pins.pinned
     with (
-        patch.object(Session, "publish", asked_first),
+        patch.object(Pipeline, "publish", asked_first),
         patch.object(Pins, "pinned", lambda _self, slots: early & set(slots)),
     ):
         yield
