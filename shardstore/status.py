@@ -5,28 +5,31 @@ object that the state needs file, size and header; older segments and the bytes 
 `fsck --deep`'s. What is damaged is listed and the rest is still told: only a path that is no store,
 a newer format, or a system that refuses raises.
 
-Neighbours: `recovery.plan` says what an opening would do, `fsck` looks for damage, `wear` reckons.
+Neighbours: `recovery.plan` says what an opening would do, `fsck` looks for damage, `wear` reckons,
+`who_pins` asks what readers hold.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from shardstore.errors import CorruptionError, StorageError
-from shardstore.format.manifest import CommitInfo, ObjectRef
+from shardstore.format.manifest import CommitInfo, ObjectRef, Publication
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import Finding, fsck
 from shardstore.fsck.findings import LOG_ADVICE, from_error
 from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
-from shardstore.fsck.wanted import wanted_objects
+from shardstore.fsck.wanted import Wants, wanted_objects
 from shardstore.locking import holder_of
 from shardstore.recovery import Plan, plan, read_store_file
 from shardstore.wal.reader import LogView, fold, read_log
+from shardstore.wal.state import State
 from shardstore.wear import Wear, commits_per_day
+from shardstore.who_pins import Pinned, pinned_sizes, who_pins
 
 _FEW_COMMITS = 10
 
@@ -38,6 +41,19 @@ class Place:
     step: int
     seq: int
     age_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Published:
+    """What both tiers hold as far as this one knows."""
+
+    tier: Literal["active", "durable"]
+    """Which one the store is."""
+    step: int | None
+    """None where it was published without a commit."""
+    age_seconds: float
+    """Of an active store: since the durable one took it; of a durable one: of the last record that
+    it was given."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +95,10 @@ class Status:
     """The newest commit that a power cut leaves."""
     writer: dict[str, Any] | None = None
     """pid, host and since of the process that has the store open for writing, as far as it said."""
+    published: Published | None = None
+    """None outside of two tiers too."""
+    pinned: Pinned | None = None
+    """None also where the file of pins cannot be read."""
     plan: Plan | None = None
     snapshots: tuple[str, ...] = ()
     kept_commits: int = 0
@@ -141,16 +161,20 @@ def _uuid(fs: FileSystem, root: str, status: Status) -> str:
 
 def _look(fs: FileSystem, root: str, status: Status) -> None:
     """Everything that a sound log tells."""
+    pins = pinned_sizes(fs, root)
     status.plan, view = plan(fs, root)
     status.space = _space(fs, root, view)
-    status.findings = _damaged_objects(fs, root, status.uuid, view)
+    wants = wanted_objects(fs, root, view.state)
+    status.pinned = None if pins is None else who_pins(pins, view, wants.objects)
+    status.findings = _damaged_objects(fs, root, status.uuid, view, wants)
     _tell(root, status, view)
 
 
-def _damaged_objects(fs: FileSystem, root: str, uuid: str | None, view: LogView) -> list[Finding]:
+def _damaged_objects(
+    fs: FileSystem, root: str, uuid: str | None, view: LogView, wants: Wants
+) -> list[Finding]:
     """Of what the state needs, and still needs afterwards: a writer may have gone on and written
     over the rest."""
-    wants = wanted_objects(fs, root, view.state)
     rules = Rules(uuid=uuid, deep=False)
     found = [*wants.findings, *check_objects(fs, root, wants.objects, rules, _ignore)]
     if not found:
@@ -183,6 +207,7 @@ def _tell(root: str, status: Status, view: LogView) -> None:
     status.acknowledged, status.durable = head_after(len(records)), head_after(proven)
     status.snapshots = tuple(sorted(state.snapshots))
     status.kept_commits = len({*state.commits, *(s.seq for s in state.snapshots.values())})
+    status.published = _published(state, status.now)
     status.wear = _wear(view)
 
 
@@ -190,6 +215,16 @@ def _place(commit: CommitInfo | None, now: float) -> Place | None:
     if commit is None:
         return None
     return Place(step=commit.step, seq=commit.seq, age_seconds=max(0.0, now - commit.time))
+
+
+def _published(state: State, now: float) -> Published | None:
+    if state.base is not None:
+        return _publication("active", state.base, now)
+    return None if state.origin is None else _publication("durable", state.origin, now)
+
+
+def _publication(tier: Literal["active", "durable"], noted: Publication, now: float) -> Published:
+    return Published(tier=tier, step=noted.step, age_seconds=max(0.0, now - noted.time))
 
 
 def _space(fs: FileSystem, root: str, view: LogView) -> Space:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -19,9 +20,11 @@ from shardstore.cli.common import (
 )
 from shardstore.cli.output import age_text, echo_json, facts, shown, size_text, wear_rows
 from shardstore.fs.posix import PosixFileSystem
-from shardstore.status import Place, Space, Status, read_status
+from shardstore.status import Place, Published, Space, Status, read_status
+from shardstore.who_pins import Pinned
 
 _FINDINGS_SHOWN = 5
+_NAMES_SHOWN = 5
 
 
 @command(
@@ -35,10 +38,11 @@ _FINDINGS_SHOWN = 5
 @years_option
 @json_option
 def status(path: str, rated_bytes: float | None, years: float | None, as_json: bool) -> int:
-    """Say how the store at PATH is: healthy or not, its last steps, who writes, what to do next.
+    """Say how the store at PATH is: healthy or not, its last steps, who writes or pins, what next.
 
     Changes nothing and waits for nobody. A quick look: the newest segment of the log, and of each
-    needed object file, size and header; 'shardstore fsck --deep' reads every byte.
+    needed object file, size and header; 'shardstore fsck --deep' reads every byte. Pins are told by
+    the commits and snapshots that readers hold; the system does not say which process a pin is of.
     """
     with reading(path) as root:
         found = read_status(PosixFileSystem(), root)
@@ -61,6 +65,8 @@ def _json(found: Status, rated_bytes: float | None, years: float | None) -> dict
         "durable": found.durable and dataclasses.asdict(found.durable),
         "in_memory": found.in_memory,
         "writer": found.writer,
+        "published": found.published and dataclasses.asdict(found.published),
+        "pinned": found.pinned and dataclasses.asdict(found.pinned),
         "unfinished": found.unfinished,
         "plan": found.plan and dataclasses.asdict(found.plan),
         "snapshots": list(found.snapshots),
@@ -85,12 +91,15 @@ def _show(found: Status, rated_bytes: float | None, years: float | None) -> None
         if found.in_memory:
             durable = "nothing: the store lives in memory, where syncs prove nothing"
         rows.append(("durable", durable))
+        if found.published is not None:
+            rows.append(("published", _published(found.published)))
         rows.append(("unfinished", _unfinished(found)))
         names = ", ".join(found.snapshots[-5:])
         more = f" ({names})" if names else ""
         rows.append(
             ("kept", f"{found.kept_commits} commits, {len(found.snapshots)} snapshots{more}")
         )
+        rows += [("" if number else "pinned", line) for number, line in enumerate(_pinned(found))]
     if found.space is not None:
         rows.append(("space", _space(found.space)))
     if found.wear is not None:
@@ -119,6 +128,50 @@ def _place(place: Place | None) -> str:
     if place is None:
         return "no commit yet"
     return f"step {place.step} (seq {place.seq}), made {age_text(place.age_seconds)} ago"
+
+
+def _published(told: Published) -> str:
+    what = "no commit" if told.step is None else f"step {told.step}"
+    age = age_text(told.age_seconds)
+    if told.tier == "active":
+        return f"{what}, to the durable store {age} ago"
+    return f"{what}, of the active store as it was {age} ago"
+
+
+def _pinned(found: Status) -> list[str]:
+    pinned = found.pinned
+    if pinned is None:
+        return ["unknown: the file PINS cannot be read"]
+    if not pinned.slots:
+        return ["nothing: no reader holds a commit"]
+    lines = [f"{len(pinned.slots)} objects, {size_text(pinned.bytes)}, by readers{_of(pinned)}"]
+    if pinned.held_back:
+        steps = _numbers("step", pinned.held_back_steps)
+        lines.append(
+            f"{len(pinned.held_back)} of them, {size_text(pinned.held_back_bytes)}"
+            f"{', written by ' + steps if steps else ''}: only pins keep these from gc"
+        )
+    return lines
+
+
+def _of(pinned: Pinned) -> str:
+    """The commits and snapshots that are held."""
+    held = [_numbers("step", [commit.step for commit in pinned.commits])]
+    if pinned.snapshots:
+        held.append(f"snapshots {_some(pinned.snapshots)}")
+    words = [word for word in held if word]
+    return f" of {'; '.join(words)}" if words else ""
+
+
+def _numbers(word: str, numbers: Sequence[int]) -> str:
+    return f"{word} {_some([str(number) for number in numbers])}" if numbers else ""
+
+
+def _some(words: Sequence[str]) -> str:
+    """The last ones: they may be many."""
+    more = len(words) - _NAMES_SHOWN
+    text = ", ".join(words[-_NAMES_SHOWN:])
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _unfinished(found: Status) -> str:

@@ -48,6 +48,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"publishing"}),
     frozenset({"store", "store_refs", "store_tiers"}),
     frozenset({"fsck", "history", "tiers", "legacy", "conversion"}),
+    frozenset({"who_pins"}),
     frozenset({"status", "compare", "probe"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),
