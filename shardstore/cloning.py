@@ -36,10 +36,11 @@ from shardstore.locking import take_lock
 from shardstore.pins import make_pins
 from shardstore.recovery import (
     STORE_TEMPORARY,
+    empty_directories,
     identity,
+    name_store,
     store_text,
     sync_file,
-    sync_parent,
     write_synced,
 )
 from shardstore.refs import Ref, resolve
@@ -137,11 +138,7 @@ def _claim(fs: FileSystem, dest: str, store: bytes) -> Lock:
             write_synced(fs, f"{dest}/{STORE_TEMPORARY}", store)
         fs.sync_directory(dest)
         make_pins(fs, dest)
-        for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
-            if directory not in names:
-                fs.make_directory(f"{dest}/{directory}")
-            for name in fs.list_directory(f"{dest}/{directory}"):
-                fs.unlink(f"{dest}/{directory}/{name}")
+        empty_directories(fs, dest, names)
     except BaseException:
         lock.release()
         raise
@@ -266,11 +263,9 @@ def _segment_content(fs: FileSystem, root: str, index: int, cut: int) -> tuple[s
 def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any]) -> Publication:
     """The segment that begins here, then STORE; each durable before what it stands on is needed."""
     fs, last, segment = held.session.fs, held.view.last, held.view.segment
-    stat = fs.stat(f"{dest}/{STORE_TEMPORARY}")
+    store, instance = f"{dest}/{STORE_TEMPORARY}", fs.random_bytes(16).hex()
     opening = {
-        **identity(fs, epoch=last.seq + 1, instance=fs.random_bytes(16).hex()),
-        "store_device": stat.device,
-        "store_inode": stat.inode,
+        **identity(fs, store, epoch=last.seq + 1, instance=instance),
         **fields,
         "abandoned": None,
         "state": state.to_json(),
@@ -283,11 +278,7 @@ def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any])
         prewrite=held.session.settings.prewrite_bytes,
     )  # fmt: skip
     writer.close()
-    fs.sync_directory(f"{dest}/{OBJECTS_DIRECTORY}")
-    fs.sync_directory(dest)
-    fs.rename(f"{dest}/{STORE_TEMPORARY}", f"{dest}/{STORE_FILE}")
-    fs.sync_directory(dest)
-    sync_parent(fs, dest)
+    name_store(fs, dest)
     step = None if state.head is None else state.head.step
     return Publication(seq=writer.seq, chain=writer.chain, step=step, time=opening["time"])
 
@@ -295,11 +286,10 @@ def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any])
 def _clear(fs: FileSystem, dest: str) -> None:
     """Give the space back; never below a STORE that may be durable."""
     try:
-        if STORE_FILE in fs.list_directory(dest):
+        names = fs.list_directory(dest)
+        if STORE_FILE in names:
             fs.rename(f"{dest}/{STORE_FILE}", f"{dest}/{STORE_TEMPORARY}")
             fs.sync_directory(dest)
-        for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
-            for name in fs.list_directory(f"{dest}/{directory}"):
-                fs.unlink(f"{dest}/{directory}/{name}")
+        empty_directories(fs, dest, names)
     except OSError:
         return  # the next try does it

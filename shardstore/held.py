@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from shardstore import foreign
 from shardstore.buffers import Buffer
 from shardstore.context import Settings
-from shardstore.errors import CorruptionError, ShardStoreError, StepMovedOnError
+from shardstore.errors import CorruptionError, StepMovedOnError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, Publication, SnapshotInfo
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem, PinFile
@@ -27,7 +26,7 @@ from shardstore.session import Session
 from shardstore.snapshot import open_commit
 from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
-from shardstore.workers import Job
+from shardstore.workers import Job, settle_jobs
 
 WINDOW_BYTES = 128 * 1024 * 1024
 """Objects read ahead of the one that is handed on, and those on their way out: so many bytes each
@@ -69,10 +68,6 @@ class HeldState:
         """Where the store stands, for the other tier to note."""
         return position_of(self.view)
 
-    def snapshots(self) -> list[SnapshotInfo]:
-        """Snapshots, and deleted ones that can be undone."""
-        return all_snapshots(self.state)
-
     def commit_of(self, info: SnapshotInfo) -> CommitInfo:
         """What a snapshot stands for."""
         return open_commit(self.session, info)
@@ -81,14 +76,13 @@ class HeldState:
         """Every object that a part of this state needs, each slot once."""
         found: dict[int, Item] = {}
         commits = list(state.commits.values())
-        for info in all_snapshots(state):
+        for info in state.all_snapshots():
             part = (SNAPSHOT_SHARD, info.name)
             found[info.reference.slot] = Item(part, info.reference, info.step)
             commits.append(self.commit_of(info))
         for commit in commits:
-            for part, reference in commit.manifest.items():
-                for each in reference.whole:
-                    found.setdefault(each.slot, Item(part, each, commit.step))
+            for part, reference in commit.objects():
+                found.setdefault(reference.slot, Item(part, reference, commit.step))
         return [found[slot] for slot in sorted(found)]
 
     def read(self, items: Iterable[Item]) -> Iterator[tuple[Item, Buffer]]:
@@ -109,8 +103,8 @@ class HeldState:
                 size -= item.reference.size
                 yield item, buffer
         finally:
-            for _, buffer, job in ahead:
-                _settle(job)
+            settle_jobs(job for *_, job in ahead)
+            for _, buffer, _ in ahead:
                 buffer.release()
 
     @property
@@ -135,12 +129,6 @@ class HeldState:
 
     def _has_moved_on(self) -> bool:
         return read_log(self.session.fs, self.session.root).last.seq != self.view.last.seq
-
-
-def all_snapshots(state: State) -> list[SnapshotInfo]:
-    """Snapshots, and deleted ones that can be undone."""
-    deleted = [entry.snapshot for entry in state.undo if entry.snapshot is not None]
-    return [*state.snapshots.values(), *deleted]
 
 
 def position_of(view: LogView) -> Publication:
@@ -197,8 +185,3 @@ def _read_log(fs: FileSystem, root: str, durable: bool) -> LogView:
         return view
     count = 1 + max(i for i, record in enumerate(view.records) if record.body["durable"])
     return replace(view, records=view.records[:count], state=durable_state(view, root))
-
-
-def _settle(job: Job[None]) -> None:
-    with suppress(ShardStoreError):
-        job.result()

@@ -18,12 +18,11 @@ from typing import Any
 from shardstore import cloning, lineage
 from shardstore.catalog import small
 from shardstore.cloning import Advance, Progress
-from shardstore.errors import TierConflictError
+from shardstore.errors import NotAStoreError, TierConflictError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Publication, SnapshotInfo
-from shardstore.format.names import STORE_FILE
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
-from shardstore.held import WINDOW_BYTES, HeldState, Item, all_snapshots, own, position_of
+from shardstore.held import WINDOW_BYTES, HeldState, Item, own, position_of
 from shardstore.opening import open_writing
 from shardstore.records import Record, all_records
 from shardstore.recovery import read_store_file
@@ -65,9 +64,11 @@ def publish(held: HeldState, dest: str, progress: Progress) -> Published:
 
 def _publish(held: HeldState, dest: str, progress: Progress) -> Published:
     fs = held.session.fs
-    if not _has_store(fs, dest):
+    try:
+        uuid = read_store_file(fs, dest)
+    except NotAStoreError:
         return _create(held, dest, progress)
-    check_lineage(held.session.root, held.session.uuid, dest, read_store_file(fs, dest))
+    check_lineage(held.session.root, held.session.uuid, dest, uuid)
     rows, position = _news(held, dest)  # a refusal, or no news, leaves the store as it is
     if not rows:
         return _published(held, dest, held.state.base or position, [], 0)
@@ -89,13 +90,6 @@ def _news(held: HeldState, dest: str) -> tuple[list[Record], Publication]:
     view = read_log(fs, dest)
     check_follows(fs, root, held.view, dest, view)
     return list(_told(held, view.state.origin)), position_of(view)
-
-
-def _has_store(fs: FileSystem, dest: str) -> bool:
-    try:
-        return STORE_FILE in fs.list_directory(dest)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _create(held: HeldState, dest: str, progress: Progress) -> Published:
@@ -182,11 +176,12 @@ class _Publication:
         session = self._session
         self._learn()
         merged = self._merged()
-        items = self._missing(merged)
+        named = [(info, self._held.commit_of(info)) for info in merged.all_snapshots()]
+        items = self._missing([*merged.commits.values(), *(commit for _, commit in named)])
         try:
             with self._progress(sum(item.reference.size for item in items)) as advance:
                 self._copy(items, advance)
-            state = self._translated(merged)
+            state = self._translated(merged, named)
             with session.lock:
                 protocol = session.pipeline.protocol
                 protocol.restate(state, self._staged, self._fields(state, rows), self._first_seq())
@@ -220,14 +215,13 @@ class _Publication:
         """Which objects the durable store has, and which names."""
         state = self._session.state
         commits = list(state.commits.values())
-        for info in all_snapshots(state):
+        for info in state.all_snapshots():
             commit = open_commit(self._session, info)
             commits.append(commit)
             self._names[_key(info)] = info, commit
         for commit in commits:
-            for reference in commit.manifest.values():
-                for each in reference.whole:
-                    self._slots[_identity(each)] = each.slot
+            for _, reference in commit.objects():
+                self._slots[_identity(reference)] = reference.slot
 
     def _merged(self) -> State:
         """The active store's state with what the durable one keeps besides; slots are yet those of
@@ -242,16 +236,14 @@ class _Publication:
         merged.commits = {seq: merged.commits[seq] for seq in sorted(keep)}
         return merged
 
-    def _missing(self, merged: State) -> list[Item]:
+    def _missing(self, commits: Iterable[CommitInfo]) -> list[Item]:
         """Objects to copy, each once."""
-        commits = list(merged.commits.values())
-        commits += [self._held.commit_of(info) for info in all_snapshots(merged)]
         found: dict[ObjectRef, Item] = {}
         for commit in commits:
-            for part, reference in commit.manifest.items():
-                for each in reference.whole:
-                    if _identity(each) not in self._slots:
-                        found.setdefault(_identity(each), Item(part, each, commit.step))
+            for part, reference in commit.objects():
+                key = _identity(reference)
+                if key not in self._slots:
+                    found.setdefault(key, Item(part, reference, commit.step))
         return list(found.values())
 
     def _copy(self, items: Iterable[Item], advance: Advance) -> None:
@@ -274,14 +266,14 @@ class _Publication:
     def _inline(self) -> bool:
         return self._session.context.workers.depth == 1
 
-    def _translated(self, merged: State) -> State:
-        """The merged state in the durable store's slots."""
+    def _translated(self, merged: State, named: list[tuple[SnapshotInfo, CommitInfo]]) -> State:
+        """The merged state, with what its snapshots stand for, in the durable store's slots."""
         merged.commits = {seq: self._placed(commit) for seq, commit in merged.commits.items()}
         slots: dict[tuple[str, int, str, float], tuple[SnapshotInfo, list[int]]] = {}
-        for info in all_snapshots(merged):
-            commit = self._placed(self._held.commit_of(info))
-            here = self._named(info, commit)
-            slots[_key(info)] = here, sorted(commit.slots() | {here.reference.slot})
+        for info, commit in named:
+            placed = self._placed(commit)
+            here = self._named(info, placed)
+            slots[_key(info)] = here, sorted(placed.slots() | {here.reference.slot})
         merged.snapshot_slots.clear()
         for _, counted in slots.values():
             merged.snapshot_slots.update(counted)

@@ -8,7 +8,7 @@ anything else. Until the new segment is visible a failed opening leaves the stor
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,17 +108,11 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     _trace(settings, "create")
     uuid = fs.random_bytes(16).hex()
     make_pins(fs, root)
-    for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
-        if directory not in names:
-            fs.make_directory(f"{root}/{directory}")
-        for name in fs.list_directory(f"{root}/{directory}"):
-            fs.unlink(f"{root}/{directory}/{name}")
+    empty_directories(fs, root, names)
     write_synced(fs, f"{root}/{STORE_TEMPORARY}", store_text(uuid))
-    stat = fs.stat(f"{root}/{STORE_TEMPORARY}")
+    instance = fs.random_bytes(16).hex()
     opening = {
-        **identity(fs, epoch=1, instance=fs.random_bytes(16).hex()),
-        "store_device": stat.device,
-        "store_inode": stat.inode,
+        **identity(fs, f"{root}/{STORE_TEMPORARY}", epoch=1, instance=instance),
         "reason": "create",
         "abandoned": None,
         "state": State().to_json(),
@@ -126,6 +120,20 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     make_segment(
         fs, root, uuid=uuid, predecessor=None, opening=opening, prewrite=settings.prewrite_bytes
     ).close()
+    name_store(fs, root)
+
+
+def empty_directories(fs: FileSystem, root: str, names: Collection[str]) -> None:
+    """Log and objects without what a try left that was cut off; made where `names` lacks them."""
+    for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
+        if directory not in names:
+            fs.make_directory(f"{root}/{directory}")
+        for name in fs.list_directory(f"{root}/{directory}"):
+            fs.unlink(f"{root}/{directory}/{name}")
+
+
+def name_store(fs: FileSystem, root: str) -> None:
+    """STORE comes last (rule 12): everything else is durable before the rename, and then that."""
     fs.sync_directory(f"{root}/{OBJECTS_DIRECTORY}")
     fs.sync_directory(root)
     fs.rename(f"{root}/{STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
@@ -187,7 +195,7 @@ def _read(
 
 def _plan(fs: FileSystem, root: str, view: LogView, *, power_cut: bool) -> Plan:
     head, needed = view.state.head, view.state.needed()
-    files = _slot_files(fs, root)
+    files = slot_files(fs, root)
     return Plan(
         head_step=head.step if head else None,
         head_seq=head.seq if head else None,
@@ -257,7 +265,7 @@ def reading_session(
     return session
 
 
-def _slot_files(fs: FileSystem, root: str) -> dict[int, list[str]]:
+def slot_files(fs: FileSystem, root: str) -> dict[int, list[str]]:
     """The files of each slot, whatever their storage format."""
     files: dict[int, list[str]] = {}
     for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
@@ -274,7 +282,7 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
     fs.sync_directory(root)
     sync_parent(fs, root)
     unproven = set() if view.last.body["durable"] and not view.copied else view.state.needed()
-    files = _slot_files(fs, root)
+    files = slot_files(fs, root)
     for slot in sorted(unproven):
         # The state names slots only; a missing file is told under its usual name.
         for path in files.get(slot) or [slot_file(slot, RAW)]:
@@ -287,7 +295,6 @@ def _make_durable(fs: FileSystem, root: str, view: LogView) -> None:
 
 
 def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
-    stat = fs.stat(f"{root}/{STORE_FILE}")
     instance = fs.random_bytes(16).hex() if view.copied else view.opening["instance"]
     abandoned = None
     if view.abandoned or view.segment.torn:
@@ -297,18 +304,17 @@ def _opening(fs: FileSystem, root: str, view: LogView) -> dict[str, Any]:
             "seq": [record.seq for record in view.abandoned],
         }
     return {
-        **identity(fs, epoch=view.last.seq + 1, instance=instance),
-        "store_device": stat.device,
-        "store_inode": stat.inode,
+        **identity(fs, f"{root}/{STORE_FILE}", epoch=view.last.seq + 1, instance=instance),
         "reason": "open",
         "abandoned": abandoned,
         "state": view.state.to_json(),
     }
 
 
-def identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]:
-    """What an opening record says of who opens."""
+def identity(fs: FileSystem, store: str, *, epoch: int, instance: str) -> Mapping[str, Any]:
+    """What an opening record says of who opens, and which file STORE, at path `store`, is."""
     pid, host = fs.process()
+    stat = fs.stat(store)
     return {
         "type": "open",
         "durable": True,
@@ -317,6 +323,8 @@ def identity(fs: FileSystem, *, epoch: int, instance: str) -> Mapping[str, Any]:
         "nonce": fs.random_bytes(8).hex(),
         "boot": fs.boot_id(),
         "instance": instance,
+        "store_device": stat.device,
+        "store_inode": stat.inode,
         "pid": pid,
         "host": host,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shardstore.buffers import Buffer
@@ -12,7 +11,7 @@ from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW
 from shardstore.fs.protocol import File
-from shardstore.workers import Done, Job
+from shardstore.workers import Done, Job, settle_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +72,5 @@ def heads_agree(view: memoryview, layout: ObjectLayout, twin: Twin) -> bool:
 
 def settle(staged: StagedObject) -> None:
     """Wait until nothing of the object is in flight, whatever came of it."""
-    _settle(staged.finished)
-    for piece in staged.pieces:  # all of them: finishing submits the last
-        _settle(piece)
-
-
-def _settle(job: Job[None]) -> None:
-    with suppress(Exception):  # told by whoever needs the object
-        job.result()
+    settle_jobs([staged.finished])
+    settle_jobs(staged.pieces)  # all of them: finishing submits the last

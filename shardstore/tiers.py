@@ -16,7 +16,6 @@ from shardstore import cloning, lineage
 from shardstore.cloning import Progress, silent
 from shardstore.context import Settings
 from shardstore.errors import NotAStoreError, TierConflictError, UsageError
-from shardstore.format.manifest import Publication
 from shardstore.format.policy import Retention
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
@@ -26,14 +25,8 @@ from shardstore.publishing import check_lineage, conflict, noted
 from shardstore.recovery import read_store_file, sync_parent
 from shardstore.store import Store
 from shardstore.wal.reader import read_log
-from shardstore.wal.state import State
 
 Take = Literal["active", "durable"]
-
-
-def last_published(state: State) -> Publication | None:
-    """What both tiers hold as far as this one knows, with its step; None outside of tiers."""
-    return state.base or state.origin
 
 
 def open_active(

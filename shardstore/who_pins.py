@@ -14,10 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shardstore.format.manifest import CommitInfo, ObjectRef
-from shardstore.format.names import OBJECTS_DIRECTORY, PINS_FILE, slot_file, slot_of
+from shardstore.format.names import PINS_FILE
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Wanted
+from shardstore.recovery import slot_files
 from shardstore.wal.reader import LogView
 
 Sizes = dict[int, int]
@@ -51,11 +52,7 @@ class Pinned:
 
 def pinned_sizes(fs: FileSystem, root: str) -> Sizes | None:
     """The slots that somebody pins; None where the file of pins cannot be read."""
-    files: dict[int, str] = {}
-    for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
-        place = slot_of(name)
-        if place is not None:
-            files[place[0]] = f"{root}/{slot_file(*place)}"
+    files = slot_files(fs, root)
     try:
         slots = _locked(fs, f"{root}/{PINS_FILE}", files)
     except OSError:
@@ -63,7 +60,7 @@ def pinned_sizes(fs: FileSystem, root: str) -> Sizes | None:
     sizes: Sizes = {}
     for slot in slots:
         try:
-            sizes[slot] = fs.stat(files[slot]).size
+            sizes[slot] = sum(fs.stat(f"{root}/{path}").size for path in files[slot])
         except FileNotFoundError:  # let go and removed meanwhile
             continue
     return sizes

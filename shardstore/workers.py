@@ -11,7 +11,8 @@ what a submitted call will do says so with `wait`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardstore.errors import ClosedError
@@ -136,6 +137,13 @@ class ThreadWorkers:
                     )
                 pool = self._pools[role]
         return pool
+
+
+def settle_jobs(jobs: Iterable[Job[Any]]) -> None:
+    """Wait until all are over, whatever came of them: whoever needs a result is told by it."""
+    for job in jobs:
+        with suppress(Exception):
+            job.result()
 
 
 def make_workers(io_threads: int) -> Workers:

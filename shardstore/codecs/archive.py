@@ -8,10 +8,9 @@ returns, however it ends. `packing` does one piece, `format.archive_file` the he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardstore.codecs.contents import Contents
 from shardstore.errors import CorruptionError
@@ -29,7 +28,7 @@ from shardstore.format.archive_file import (
 from shardstore.format.digests import digest, short_digest
 from shardstore.format.manifest import ObjectRef
 from shardstore.format.placement import ObjectLabel, ObjectLayout
-from shardstore.workers import Job, Workers
+from shardstore.workers import Job, Workers, settle_jobs
 
 if TYPE_CHECKING:
     from shardstore.codecs import packing
@@ -91,7 +90,7 @@ def _packed(
                 jobs.append(workers.io(packing.pack, view[at:end], near, width, level))
         return [job.result() for job in jobs]
     finally:
-        _settle(jobs)  # they read from the caller's memory
+        settle_jobs(jobs)  # they read from the caller's memory
 
 
 def parse(data: memoryview, *, file: str, file_size: int | None = None) -> ArchiveHeader | None:
@@ -144,7 +143,7 @@ def decode(
             if (error := job.result()) is not None:
                 raise _wrong_frame(name, file, at, size, error)
     finally:
-        _settle([job for job, *_ in jobs])  # they write into the caller's memory
+        settle_jobs([job for job, *_ in jobs])  # they write into the caller's memory
     for entry, expected in zip(layout.tensors, header.object.digests, strict=True):
         if (found := digest(view[entry.begin : entry.end])) != expected:
             what = f"tensor {entry.spec.name!r} is not the one that was declared"
@@ -187,12 +186,6 @@ def _unpack(
     except packing.PackingError as error:
         return error
     return None
-
-
-def _settle(jobs: Iterable[Job[Any]]) -> None:
-    for job in jobs:
-        with suppress(Exception):
-            job.result()
 
 
 def _wrong_frame(

@@ -6,7 +6,7 @@ may share it between threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,6 +102,12 @@ class CommitInfo:
     def slots(self) -> set[int]:
         """Those of the objects and of their bases."""
         return {one.slot for ref in self.manifest.values() for one in ref.whole}
+
+    def objects(self) -> Iterator[tuple[Part, ObjectRef]]:
+        """Every object that reading the commit takes: a base stands under the part it is for."""
+        for part, reference in self.manifest.items():
+            for one in reference.whole:
+                yield part, one
 
     def to_json(self) -> dict[str, Any]:
         value = {name: getattr(self, name) for name in _PLAIN}

@@ -43,7 +43,7 @@ def wanted_objects(fs: FileSystem, root: str, state: State) -> Wants:
         _add(found, commit, ())
     counted: Counter[int] = Counter()
     complete = True
-    for info in _snapshots(state):
+    for info in state.all_snapshots():
         part = (SNAPSHOT_SHARD, info.name)
         manifest = Wanted(
             part=part, reference=info.reference, step=info.step, snapshots=(info.name,), whole=True
@@ -66,19 +66,13 @@ def wanted_objects(fs: FileSystem, root: str, state: State) -> Wants:
 
 
 def _add(found: dict[Key, Wanted], commit: CommitInfo, snapshots: tuple[str, ...]) -> None:
-    needed = [(part, one) for part, ref in commit.manifest.items() for one in ref.whole]
-    for key in needed:
+    for key in commit.objects():
         known = found.get(key) or Wanted(part=key[0], reference=key[1], step=commit.step)
         found[key] = replace(
             known,
             step=max(known.step, commit.step),
             snapshots=tuple(sorted({*known.snapshots, *snapshots})),
         )
-
-
-def _snapshots(state: State) -> list[SnapshotInfo]:
-    deleted = [entry.snapshot for entry in state.undo if entry.snapshot is not None]
-    return [*state.snapshots.values(), *deleted]
 
 
 def _read_manifest(fs: FileSystem, root: str, wanted: Wanted) -> CommitInfo | None:

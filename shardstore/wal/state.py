@@ -92,6 +92,11 @@ class State:
             slots |= commit.slots()
         return slots
 
+    def all_snapshots(self) -> list[SnapshotInfo]:
+        """Snapshots, and deleted ones that can be undone."""
+        deleted = [entry.snapshot for entry in self.undo if entry.snapshot is not None]
+        return [*self.snapshots.values(), *deleted]
+
     def on_line(self, line: int, commit_line: int, seq: int) -> bool:
         """Whether the commit `seq` of `commit_line` is an ancestor of what stands on `line`."""
         bound: int | None = None

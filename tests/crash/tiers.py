@@ -8,23 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from shardstore.errors import CorruptionError, ShardStoreError
 from shardstore.format.names import RAW
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.history import read_history
 from shardstore.store import Store
-from tests.crash.ghost import EMPTY, PART, Ghost, GhostState
+from tests.crash.ghost import EMPTY, PART, GhostState
 from tests.crash.oracle import ROOT, Observed, Violation
-from tests.crash.world import (
-    SETTINGS,
-    CrashFileSystem,
-    MakeSettings,
-    Mutate,
-    World,
-    has_store,
-    tensors,
-)
+from tests.crash.world import SETTINGS, World, has_store, tensors
 
 ACTIVE = "/active"
 
@@ -32,16 +25,8 @@ ACTIVE = "/active"
 class TierWorld(World):
     """A world with an active store beside it; `ahead` is where that one is."""
 
-    def __init__(
-        self,
-        fs: CrashFileSystem,
-        ghost: Ghost,
-        mutate: Mutate | None = None,
-        *,
-        cut: Ghost | None = None,
-        settings: MakeSettings = lambda: SETTINGS,
-    ) -> None:
-        super().__init__(fs, ghost, mutate, cut=cut, settings=settings)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.ahead: GhostState = EMPTY
         self._active: Store | None = None
         self._rules("copy")

@@ -16,7 +16,6 @@ from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fsck import fsck
 from shardstore.history import read_history, read_step
-from shardstore.tiers import last_published
 from shardstore.wal.reader import read_log
 from tests.format.independent_reader import IndependentReader
 from tests.support.stores import (
@@ -169,17 +168,17 @@ def test_a_reader_publishes_beside_the_writer_and_it_is_found_without_a_note() -
         train(writer, 1)
         with open_store(fs, "r") as reader:
             reader.publish(DURABLE)
-        assert last_published(writer._session.state) is None
+        assert writer._session.state.base is None
         train(writer, 2)
         with open_store(fs, "r") as reader:
             assert reader.publish(DURABLE).records == 1
         train(writer, 3)
         done = writer.publish(DURABLE)
-        noted = last_published(writer._session.state)
+        noted = writer._session.state.base
         assert done.records == 1 and noted is not None and noted.step == 3
         assert noted.chain == read_log(fs, DURABLE).last.chain
     with behind(fs) as durable:
-        told = last_published(durable._session.state)
+        told = durable._session.state.origin
         assert told is not None and told.step == 3
 
 
