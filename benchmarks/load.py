@@ -149,6 +149,7 @@ def _peer(peer: Peer, directory: Path, loader: Loader, into: ModelState, *, cold
         else:
             loader.load(directory, into)
 
+    on_disk = sum(path.stat().st_size for path in files_below(directory))  # some compress
     return Variant(
         name=loader.name,
         kind="peer",
@@ -156,7 +157,7 @@ def _peer(peer: Peer, directory: Path, loader: Loader, into: ModelState, *, cold
         bytes=into.bytes,
         act=_silent(partial(loader.load, directory, into)),
         before=before,
-        cold_bytes=into.bytes if cold else 0,
+        cold_bytes=min(into.bytes, on_disk) if cold else 0,
     )
 
 

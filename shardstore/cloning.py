@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.buffers import Buffer
+from shardstore.context import io_threads
 from shardstore.errors import StoreExistsError, UsageError
 from shardstore.format.manifest import Publication
 from shardstore.format.names import (
@@ -168,9 +169,8 @@ def _check_claimable(fs: FileSystem, dest: str, store: bytes) -> None:
 
 
 def _copy_objects(held: HeldState, dest: str, items: list[Item], advance: Advance) -> None:
-    depth = held.session.context.workers.depth
-    workers = make_workers(depth if depth > 1 else 0)
-    writer = _Writer(held.session.fs, workers, held.session.settings.piece_bytes)
+    fs, settings = held.session.fs, held.session.settings
+    writer = _Writer(fs, make_workers(io_threads(fs, settings)), settings.piece_bytes)
     try:
         for item, buffer in held.read(items):
             writer.write(
@@ -274,8 +274,7 @@ def _finish(held: HeldState, dest: str, state: State, fields: Mapping[str, Any])
         index=segment.index, cut=last.frame.end, seq=last.seq, chain=last.chain
     )
     writer = make_segment(
-        fs, dest, uuid=held.session.uuid, predecessor=predecessor, opening=opening,
-        prewrite=held.session.settings.prewrite_bytes,
+        fs, dest, uuid=held.session.uuid, predecessor=predecessor, opening=opening, prewrite=0
     )  # fmt: skip
     writer.close()
     name_store(fs, dest)

@@ -92,6 +92,13 @@ _LEAST = {
 IO_THREADS = 2
 
 
+def io_threads(fs: FileSystem, settings: Settings) -> int:
+    """What the settings say, or what suits the file system."""
+    if settings.io_threads is not None:
+        return settings.io_threads
+    return IO_THREADS if fs.parallel else 0
+
+
 class Context:
     """See the module's docstring."""
 
@@ -103,10 +110,7 @@ class Context:
         self.uuid = uuid
         self.epoch = epoch
         self.settings = settings
-        threads = settings.io_threads
-        if threads is None:
-            threads = IO_THREADS if fs.parallel else 0
-        self.workers = settings.workers or make_workers(threads)
+        self.workers = settings.workers or make_workers(io_threads(fs, settings))
         self.calls = threading.RLock()
         self.mutex = threading.RLock()
         self.closed = False

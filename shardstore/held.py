@@ -15,24 +15,28 @@ from types import TracebackType
 
 from shardstore import foreign
 from shardstore.buffers import Buffer
-from shardstore.context import Settings
+from shardstore.context import Settings, io_threads
 from shardstore.errors import CorruptionError, StepMovedOnError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, Publication, SnapshotInfo
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem, PinFile
+from shardstore.host_cache import HostCache
+from shardstore.objects import check_object
 from shardstore.pins import Pins
 from shardstore.recovery import read_store_file, reading_session
 from shardstore.session import Session
 from shardstore.snapshot import open_commit
 from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
-from shardstore.workers import Job, settle_jobs
+from shardstore.workers import CopyingWorkers, Job, settle_jobs
 
 WINDOW_BYTES = 128 * 1024 * 1024
 """Objects read ahead of the one that is handed on, and those on their way out: so many bytes each
 at most, but one whole object at least."""
 ATTEMPTS = 16
 _AHEAD = 64
+_COPIED_PIECE_BYTES = 4 * 1024 * 1024
+"""Still in the processor's cache when it is digested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,14 @@ class Item:
 class HeldState:
     """See the module's docstring. Made by `hold`; close it, or use `with`."""
 
-    def __init__(self, session: Session, view: LogView, file: PinFile | None) -> None:
+    def __init__(
+        self, session: Session, view: LogView, file: PinFile | None, cache: HostCache | None
+    ) -> None:
         self.session = session
         self.view = view
         self.state: State = view.state
         self._file = file
+        self._cache = cache or session.cache
 
     def __enter__(self) -> HeldState:
         return self
@@ -86,31 +93,48 @@ class HeldState:
         return [found[slot] for slot in sorted(found)]
 
     def read(self, items: Iterable[Item]) -> Iterator[tuple[Item, Buffer]]:
-        """The objects' files, verified, in that order; the buffers are the caller's to release."""
-        ahead: deque[tuple[Item, Buffer, Job[None]]] = deque()
+        """The objects' files, verified, in that order; the buffers are the caller's to release, and
+        not to be written to."""
+        ahead: deque[tuple[Item, Job[Buffer]]] = deque()
         waiting, size = deque(items), 0
+        load = self.session.context.workers.load
         try:
             while waiting or ahead:
                 while waiting and (not ahead or size + waiting[0].reference.size <= self._window):
                     item = waiting.popleft()
-                    buffer = self.session.pool.acquire(item.reference.size)
+                    ahead.append((item, load(self._load, item)))
                     size += item.reference.size
-                    job = self.session.context.workers.load(self._read, item, buffer)
-                    ahead.append((item, buffer, job))
-                item, buffer, job = ahead[0]
-                job.result()
-                ahead.popleft()
+                item, job = ahead.popleft()
                 size -= item.reference.size
-                yield item, buffer
+                yield item, job.result()
         finally:
-            settle_jobs(job for *_, job in ahead)
-            for _, buffer, _ in ahead:
-                buffer.release()
+            settle_jobs(job for _, job in ahead)  # their buffers go back with them
 
     @property
     def _window(self) -> int:
         """Nothing is read ahead where calls are made at once."""
-        return WINDOW_BYTES if self.session.context.workers.depth > 1 else 0
+        return WINDOW_BYTES if self.session.context.workers.loads_ahead else 0
+
+    def _load(self, item: Item) -> Buffer:
+        if item.reference.format == RAW and (cached := self._cache.share(item.reference)):
+            if self._agrees(item, cached[0]):
+                return cached[0]
+            cached[0].release()  # whoever holds the object open wrote to it
+        buffer = self._cache.acquire(item.reference.size)
+        try:
+            self._read(item, buffer)
+        except BaseException:
+            buffer.release()
+            raise
+        return buffer
+
+    def _agrees(self, item: Item, buffer: Buffer) -> bool:
+        path, what = self.session.objects.describe(item.part, item.reference, item.step)
+        try:
+            check_object(buffer.view, item.part, item.reference, path, what)
+        except CorruptionError:
+            return False
+        return True
 
     def _read(self, item: Item, buffer: Buffer) -> None:
         reader = self.session.objects
@@ -143,8 +167,19 @@ def position_of(view: LogView) -> Publication:
     )
 
 
-def hold(fs: FileSystem, root: str, settings: Settings, *, durable: bool = False) -> HeldState:
-    """Pin a store's state: the newest, or the newest that survives a power cut."""
+def hold(
+    fs: FileSystem,
+    root: str,
+    settings: Settings,
+    *,
+    durable: bool = False,
+    cache: HostCache | None = None,
+) -> HeldState:
+    """Pin a store's state: the newest, or the newest that survives a power cut.
+
+    `cache` is that of an open session on the store: what it holds is not read, and what is read
+    goes into its warm buffers.
+    """
     uuid = read_store_file(fs, root)
     pins = Pins(fs, root)
     try:
@@ -154,7 +189,8 @@ def hold(fs: FileSystem, root: str, settings: Settings, *, durable: bool = False
             wide = pins.hold(slots)
             view = _read_log(fs, root, durable)
             if wide is None or view.state.needed() <= set(slots):
-                return _held(reading_session(fs, root, uuid, view, own(settings)), view)
+                session = reading_session(fs, root, uuid, view, _for_copying(fs, root, settings))
+                return _held(session, view, cache)
             pins.let_go(wide)
             spread *= 4  # the writer took new slots in between
     finally:
@@ -170,10 +206,18 @@ def own(settings: Settings) -> Settings:
     return replace(settings, workers=None, trace=None)
 
 
-def _held(session: Session, view: LogView) -> HeldState:
+def _for_copying(fs: FileSystem, root: str, settings: Settings) -> Settings:
+    """Reading what lies in memory is copying, which another thread does not make faster."""
+    if io_threads(fs, settings) == 0 or not fs.in_memory(root):
+        return own(settings)
+    piece = min(settings.piece_bytes, _COPIED_PIECE_BYTES)
+    return replace(own(settings), workers=CopyingWorkers(), piece_bytes=piece)
+
+
+def _held(session: Session, view: LogView, cache: HostCache | None) -> HeldState:
     """With pins of its own, taken while the wide ones are still there."""
     try:
-        return HeldState(session, view, session.pins.hold(view.state.needed()))
+        return HeldState(session, view, session.pins.hold(view.state.needed()), cache)
     except BaseException:
         session.close()
         raise

@@ -72,7 +72,8 @@ def _publish(held: HeldState, dest: str, progress: Progress) -> Published:
     rows, position = _news(held, dest)  # a refusal, or no news, leaves the store as it is
     if not rows:
         return _published(held, dest, held.state.base or position, [], 0)
-    settings = replace(own(held.session.settings), durability="commit")
+    # Nothing is appended to this session's segments: zeros ahead would only cost their writing.
+    settings = replace(own(held.session.settings), durability="commit", prewrite_bytes=0)
     session, lock, _ = open_writing(dest, fs, settings, may_create=False)
     try:
         rows, _ = _news(held, dest)

@@ -117,9 +117,7 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
         "abandoned": None,
         "state": State().to_json(),
     }
-    make_segment(
-        fs, root, uuid=uuid, predecessor=None, opening=opening, prewrite=settings.prewrite_bytes
-    ).close()
+    make_segment(fs, root, uuid=uuid, predecessor=None, opening=opening, prewrite=0).close()
     name_store(fs, root)
 
 

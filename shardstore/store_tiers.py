@@ -9,7 +9,7 @@ import os
 
 from shardstore import cloning, publishing
 from shardstore.cloning import Cloned, Progress, silent
-from shardstore.held import hold
+from shardstore.held import HeldState, hold
 from shardstore.opening import place
 from shardstore.publishing import Published
 from shardstore.ref_records import publish as publish_record
@@ -38,7 +38,7 @@ class CopyMethods:
         self._settle()
         session = self._session
         _, target = place(dest, session.fs)
-        with hold(session.fs, session.root, session.settings) as held:
+        with self._hold() as held:
             return cloning.clone(held, target, cloning.cloned_state(held, ref), progress=progress)
 
     def publish(self, dest: str | os.PathLike[str], *, progress: Progress = silent) -> Published:
@@ -51,13 +51,18 @@ class CopyMethods:
         self._settle()
         session = self._session
         _, target = place(dest, session.fs)
-        with hold(session.fs, session.root, session.settings, durable=True) as held:
+        with self._hold(durable=True) as held:
             done = publishing.publish(held, target, progress)
         if session.is_writer and session.state.base != done.position:
             with session.lock:  # moves no head: an open transaction is not in its way
                 session.check_writable()
                 publish_record(session, {"type": "base", "base": done.position.to_json()})
         return done
+
+    def _hold(self, *, durable: bool = False) -> HeldState:
+        session = self._session
+        cache = session.cache
+        return hold(session.fs, session.root, session.settings, durable=durable, cache=cache)
 
     def _settle(self) -> None:
         """A writer's own commits are in its log, and durable."""

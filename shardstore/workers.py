@@ -51,7 +51,9 @@ class Workers(Protocol):
     """See the module's docstring. Any thread may submit."""
 
     depth: int
-    """Pieces that may usefully be in flight; 1 where calls are made at once."""
+    """Pieces that may usefully be in flight; 1 where `io` calls are made at once."""
+    loads_ahead: bool
+    """Whether `load` returns before the call is over."""
 
     def io(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
 
@@ -71,6 +73,7 @@ class InlineWorkers:
     """Calls are made by the caller, and raise there: the order is that of the program."""
 
     depth = 1
+    loads_ahead = False
 
     def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
         return Done(call(*args))
@@ -87,9 +90,11 @@ class InlineWorkers:
 class ThreadWorkers:
     """Threads of their own for each role."""
 
-    def __init__(self, io_threads: int) -> None:
+    loads_ahead = True
+
+    def __init__(self, io_threads: int, loaders: int = LOADERS) -> None:
         self.depth = io_threads
-        self._counts = {"io": io_threads, "load": LOADERS, "finish": 1, "complete": 1}
+        self._counts = {"io": io_threads, "load": loaders, "finish": 1, "complete": 1}
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -137,6 +142,17 @@ class ThreadWorkers:
                     )
                 pool = self._pools[role]
         return pool
+
+
+class CopyingWorkers(ThreadWorkers):
+    """For reading what lies in memory already: one thread loads and moves the pieces itself. More
+    would only take the processor from whoever writes what was read."""
+
+    def __init__(self) -> None:
+        super().__init__(io_threads=1, loaders=1)
+
+    def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
+        return Done(call(*args))
 
 
 def settle_jobs(jobs: Iterable[Job[Any]]) -> None:
