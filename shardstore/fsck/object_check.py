@@ -5,7 +5,7 @@ that is whole but another is told from one that is damaged. Where the log itself
 object may have been written again since, so that it is then checked against itself only.
 Here stand raw objects, which are checked while they arrive and never held as a whole;
 `foreign_check` does the same for the other storage formats, `pieces` reads. Memory of a deep check
-is 20 MiB, the largest header and the largest object of another format than raw; of a quick one
+is 40 MiB, the largest header and the largest object of another format than raw; of a quick one
 256 KiB and the largest header.
 """
 
@@ -37,10 +37,10 @@ from shardstore.fsck.pieces import PieceReader
 from shardstore.workers import make_workers
 
 PIECE_BYTES = 4 * 1024 * 1024
-THREADS = 3
+THREADS = 6
 """Pieces in flight."""
-SPARE = 2
-"""Pieces beyond those: one is looked at, and one may wait until those before it are there."""
+SPARE = 4
+"""Pieces beyond those: one is looked at, the others wait until those before them are there."""
 
 
 def check_objects(
