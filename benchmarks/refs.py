@@ -19,7 +19,7 @@ from benchmarks.frame.result import Claim, Figure, Result, Table
 from benchmarks.frame.rounds import Variant
 from benchmarks.frame.state import make_state
 from benchmarks.unsynced import Unsynced
-from shardstore import Ref, Store
+from shardstore import Ref, Store, Transaction
 from trainer.presets import PRESETS
 
 COMMITS = (10, 100, 1000, 10_000)
@@ -156,7 +156,7 @@ def ask(bench: Bench) -> Result:
         RefsOf(crashed(bench, "make_long", _long(bench, count), str(count)), count, bench)
         for count in counts
     ]
-    figures = log_figures(_long(bench, counts[-1]), counts[-1])
+    figures = [object_sets(_long(bench, counts[-1]))]
     by_count = _measure(bench, f"By commits in the log, {PARTS} parts each", "commits", long)
     large = [
         RefsOf(
@@ -205,15 +205,24 @@ def crashed(bench: Bench, maker: str, path: Path, what: str) -> Path:
 def make_long(path: str, commits: str) -> None:
     """That many commits of tiny parts, then the crash."""
     store = Store.open(path, "a", fs=Unsynced())
-    for step in range(1, int(commits) + 2):
-        transaction = store.begin(step)
-        for index in range(PARTS // 2):
-            for part in ("params", "optim"):
-                tensors = {"w": np.full(8, step, np.float32)}
-                transaction.stage(f"block_{index:03d}", part, tensors)
-        if step <= int(commits):
-            transaction.commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+    for step in range(1, int(commits) + 1):
+        commit_small(store, step)
+    _stage_small(store, int(commits) + 1)
     os._exit(CRASHED)
+
+
+def commit_small(store: Store, step: int) -> None:
+    """Tiny parts: what is measured is the log."""
+    _stage_small(store, step).commit(metadata={"train_loss": 9.0 / step, "lr": 1e-3})
+
+
+def _stage_small(store: Store, step: int) -> Transaction:
+    transaction = store.begin(step)
+    for index in range(PARTS // 2):
+        for part in ("params", "optim"):
+            tensors = {"w": np.full(8, step, np.float32)}
+            transaction.stage(f"block_{index:03d}", part, tensors)
+    return transaction
 
 
 def make_large(path: str, model: str) -> None:
@@ -235,14 +244,9 @@ def make_large(path: str, model: str) -> None:
     os._exit(CRASHED)
 
 
-def log_figures(path: Path, commits: int) -> list[Figure]:
-    segments = [file for file in (path / "wal").iterdir() if file.is_file()]
+def object_sets(path: Path) -> Figure:
     slots = [file for file in (path / "objects").iterdir() if file.is_file()]
-    sets = Figure(name="sets of objects on disk", value=len(slots) / PARTS, unit="x")
-    size = sum(file.stat().st_size for file in segments) / commits
-    note = f"{commits:,} commits, {len(segments)} segments, zeros ahead included"
-    log = Figure(name=f"log, a commit of {PARTS} objects", value=size, unit="B", note=note)
-    return [sets, log]
+    return Figure(name="sets of objects on disk", value=len(slots) / PARTS, unit="x")
 
 
 QUESTION = Question(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,22 +35,12 @@ def make_store(path: Path, commits: int) -> None:
 def ask(bench: Bench) -> Result:
     store = bench.scratch / "run"
     make_store(store, QUICK_COMMITS if bench.quick else COMMITS)
-    # Byte code is cached, as in every installation; the round that is thrown away fills the cache.
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(bench.scratch / "byte-code")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     calls = {
-        BARE: ["-c", "pass"],
-        "import shardstore.store": ["-c", "import shardstore.store"],
-        "shardstore --help": ["-c", COMMAND, "--help"],
-        "shardstore info": ["-c", COMMAND, "info", str(store), "--json"],
-        "shardstore log -n 20": ["-c", COMMAND, "log", str(store), "-n", "20"],
+        "shardstore --help": ["--help"],
+        "shardstore info": ["info", str(store), "--json"],
+        "shardstore log -n 20": ["log", str(store), "-n", "20"],
     }
-    variants = [
-        Variant(name=name, kind="reference" if name == BARE else "ours",
-                act=partial(_call, [sys.executable, *words], environment))
-        for name, words in calls.items()
-    ]  # fmt: skip
-    table = bench.measure("Whole processes", variants)
+    table = bench.measure("Whole processes", command_variants(calls, bench.scratch))
     info = table.row("shardstore info")
     claim = Claim(
         text=f"`shardstore info` on {COMMITS:,} commits, whole process",
@@ -59,6 +50,20 @@ def ask(bench: Bench) -> Result:
         noisy=info.noisy,
     )
     return Result(tables=[table], claims=[claim])
+
+
+def command_variants(calls: Mapping[str, list[str]], scratch: Path) -> list[Variant]:
+    """Calls of `shardstore` as whole processes, beside a bare interpreter and a bare import."""
+    # Byte code is cached, as in every installation; the round that is thrown away fills the cache.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(scratch / "byte-code")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    words = {BARE: ["-c", "pass"], "import shardstore.store": ["-c", "import shardstore.store"]}
+    words |= {name: ["-c", COMMAND, *arguments] for name, arguments in calls.items()}
+    return [
+        Variant(name=name, kind="reference" if name == BARE else "ours",
+                act=partial(_call, [sys.executable, *command], environment))
+        for name, command in words.items()
+    ]  # fmt: skip
 
 
 def _call(command: list[str], environment: dict[str, str]) -> None:
