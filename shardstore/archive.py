@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from shardstore.errors import CorruptionError, RefNotFoundError, StorageError, U
 from shardstore.format.headers import ObjectHeader
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, SnapshotInfo, write_id
 from shardstore.format.names import ARCHIVE, RAW
+from shardstore.progress import Advance
 from shardstore.ref_records import publish
 from shardstore.session import Session
 from shardstore.snapshot import read_manifest, write_manifest
@@ -35,7 +36,6 @@ from shardstore.wal.writer import PREWRITE_BYTES
 LEVEL = 1
 LEVELS = range(1, 20)
 """Levels of zstd. Beyond the first they cost much and gain little on floating-point state."""
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

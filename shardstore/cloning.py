@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +34,7 @@ from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
+from shardstore.progress import Advance, Progress
 from shardstore.recovery import (
     STORE_TEMPORARY,
     empty_directories,
@@ -51,10 +51,6 @@ from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, make_segment
 from shardstore.workers import Job, Workers, make_workers
 
-Advance = Callable[[int], None]
-"""Called with the bytes of each object that was copied."""
-Progress = Callable[[int], AbstractContextManager[Advance]]
-"""Called with the bytes of all objects that are to be copied."""
 _CLONE: Mapping[str, Any] = {"reason": "clone"}
 
 
@@ -67,11 +63,6 @@ class Cloned:
     bytes: int
     position: Publication
     """Where the new store stands."""
-
-
-def silent(_total: int) -> AbstractContextManager[Advance]:
-    """Tells nobody."""
-    return nullcontext(lambda _count: None)
 
 
 def cloned_state(held: HeldState, ref: Ref | str | None) -> State:

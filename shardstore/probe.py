@@ -26,6 +26,7 @@ from shardstore.errors import StorageError
 from shardstore.format.digests import digest
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import File, FileSystem
+from shardstore.progress import Advance
 from shardstore.wear import Durability
 
 PREFIX = "shardstore-bench-"
@@ -44,7 +45,6 @@ _SYNC_SHARE = 0.05
 """Of a step: what syncs may cost before deferring them is worth it."""
 
 Clock = Callable[[], float]
-Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from typing import Any
 
 from shardstore import cloning, lineage
 from shardstore.catalog import small
-from shardstore.cloning import Advance, Progress
 from shardstore.errors import NotAStoreError, TierConflictError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Publication, SnapshotInfo
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.held import WINDOW_BYTES, HeldState, Item, own, position_of
 from shardstore.opening import open_writing
+from shardstore.progress import Advance, Progress
 from shardstore.records import Record, all_records
 from shardstore.recovery import read_store_file
 from shardstore.retention import held_of

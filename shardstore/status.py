@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class Published:
+class LastPublication:
     """What both tiers hold as far as this one knows."""
 
     tier: Literal["active", "durable"]
@@ -95,7 +95,7 @@ class Status:
     """The newest commit that a power cut leaves."""
     writer: dict[str, Any] | None = None
     """pid, host and since of the process that has the store open for writing, as far as it said."""
-    published: Published | None = None
+    published: LastPublication | None = None
     """None outside of two tiers too."""
     pinned: Pinned | None = None
     """None also where the file of pins cannot be read."""
@@ -217,14 +217,16 @@ def _place(commit: CommitInfo | None, now: float) -> Place | None:
     return Place(step=commit.step, seq=commit.seq, age_seconds=max(0.0, now - commit.time))
 
 
-def _published(state: State, now: float) -> Published | None:
+def _published(state: State, now: float) -> LastPublication | None:
     if state.base is not None:
         return _publication("active", state.base, now)
     return None if state.origin is None else _publication("durable", state.origin, now)
 
 
-def _publication(tier: Literal["active", "durable"], noted: Publication, now: float) -> Published:
-    return Published(tier=tier, step=noted.step, age_seconds=max(0.0, now - noted.time))
+def _publication(
+    tier: Literal["active", "durable"], noted: Publication, now: float
+) -> LastPublication:
+    return LastPublication(tier=tier, step=noted.step, age_seconds=max(0.0, now - noted.time))
 
 
 def _space(fs: FileSystem, root: str, view: LogView) -> Space:

@@ -1,20 +1,24 @@
 """The methods of a store that copy it: `clone` and `publish`; `Store` inherits them.
 
-Both hold a state and copy it while commits go on; `cloning` and `publishing` have what they do.
+Both hold a state and copy it while commits go on; `cloning` and `publishing`, which most processes
+never need and so are imported late, have what they do.
 """
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from shardstore import cloning, publishing
-from shardstore.cloning import Cloned, Progress, silent
-from shardstore.held import HeldState, hold
 from shardstore.opening import place
-from shardstore.publishing import Published
+from shardstore.progress import Progress, silent
 from shardstore.ref_records import publish as publish_record
 from shardstore.refs import Ref
 from shardstore.session import Session
+
+if TYPE_CHECKING:
+    from shardstore.cloning import Cloned
+    from shardstore.held import HeldState
+    from shardstore.publishing import Published
 
 
 class CopyMethods:
@@ -35,9 +39,10 @@ class CopyMethods:
         copy is of one moment, a writer may go on meanwhile. `progress` is given the bytes of all.
         StoreExistsError where DEST holds anything; a failure leaves no store there.
         """
+        from shardstore import cloning
+
         self._settle()
-        session = self._session
-        _, target = place(dest, session.fs)
+        _, target = place(dest, self._session.fs)
         with self._hold() as held:
             return cloning.clone(held, target, cloning.cloned_state(held, ref), progress=progress)
 
@@ -48,6 +53,8 @@ class CopyMethods:
         TierConflictError where DEST went on by itself. A store that is open for reading publishes
         too, but cannot note it.
         """
+        from shardstore import publishing
+
         self._settle()
         session = self._session
         _, target = place(dest, session.fs)
@@ -60,6 +67,8 @@ class CopyMethods:
         return done
 
     def _hold(self, *, durable: bool = False) -> HeldState:
+        from shardstore.held import hold
+
         session = self._session
         cache = session.cache
         return hold(session.fs, session.root, session.settings, durable=durable, cache=cache)

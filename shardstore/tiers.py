@@ -13,7 +13,6 @@ import posixpath
 from typing import Literal
 
 from shardstore import cloning, lineage
-from shardstore.cloning import Progress, silent
 from shardstore.context import Settings
 from shardstore.errors import NotAStoreError, TierConflictError, UsageError
 from shardstore.format.policy import Retention
@@ -21,6 +20,7 @@ from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.held import hold
 from shardstore.opening import place
+from shardstore.progress import Progress, silent
 from shardstore.publishing import check_lineage, conflict, noted
 from shardstore.recovery import read_store_file, sync_parent
 from shardstore.store import Store

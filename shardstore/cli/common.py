@@ -22,6 +22,7 @@ from shardstore.errors import (
     StorageError,
     UsageError,
 )
+from shardstore.progress import Advance
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -37,8 +38,6 @@ EXIT_USAGE = 16
 EXIT_INTERRUPTED = 130
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Advance = Callable[[int], None]
-"""Called with the bytes that were done since the last call."""
 
 _CODES = "Exit codes: 0 done, 4 damage, 8 could not run, 16 wrong usage."
 

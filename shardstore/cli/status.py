@@ -20,7 +20,7 @@ from shardstore.cli.common import (
 )
 from shardstore.cli.output import age_text, echo_json, facts, shown, size_text, wear_rows
 from shardstore.fs.posix import PosixFileSystem
-from shardstore.status import Place, Published, Space, Status, read_status
+from shardstore.status import LastPublication, Place, Space, Status, read_status
 from shardstore.who_pins import Pinned
 
 _FINDINGS_SHOWN = 5
@@ -130,7 +130,7 @@ def _place(place: Place | None) -> str:
     return f"step {place.step} (seq {place.seq}), made {age_text(place.age_seconds)} ago"
 
 
-def _published(told: Published) -> str:
+def _published(told: LastPublication) -> str:
     what = "no commit" if told.step is None else f"step {told.step}"
     age = age_text(told.age_seconds)
     if told.tier == "active":

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from shardstore.buffers import Buffer
-from shardstore.codecs import archive, pt, pt_archive, raw
+from shardstore.codecs import archive, pt, raw
 from shardstore.codecs.contents import Contents
 from shardstore.errors import CorruptionError, InvalidNameError, InvalidTensorError
 from shardstore.format import safetensors_file
@@ -93,6 +93,8 @@ def look(
         packed = archive.parse(data, file=file, file_size=size)
         return None if packed is None else archive.contents_of(packed)
     if storage_format != SAFETENSORS:
+        from shardstore.codecs import pt_archive  # zipfile and pickle are slow to import
+
         return pt_archive.look(data, file=file) if len(data) == size else None
     if safetensors_file.header_length(data[:8], file=file, file_size=size) > len(data):
         return None

@@ -525,6 +525,13 @@ SCENARIOS = {
             work=tiers.work_and_history,
             world=tiers.TierWorld,
         ),
+        Scenario(
+            name="start of tiers",
+            prepare=tiers.started_tiers,
+            program=tiers.start,
+            work=tiers.start_and_publish,
+            world=tiers.TierWorld,
+        ),
         Scenario(name="clone", prepare=tiers.started, program=tiers.clone, world=tiers.TierWorld),
         Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),
         Scenario(name="failed append", prepare=start_with_spare, program=failed_append),

@@ -15,8 +15,9 @@ from shardstore.format.names import RAW
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.history import read_history
 from shardstore.store import Store
+from shardstore.tiers import open_active
 from tests.crash.ghost import EMPTY, PART, GhostState
-from tests.crash.oracle import ROOT, Observed, Violation
+from tests.crash.oracle import ROOT, Observed, Violation, match, observe
 from tests.crash.world import SETTINGS, World, has_store, tensors
 
 ACTIVE = "/active"
@@ -48,6 +49,11 @@ class TierWorld(World):
             self._copy_again()
         return super().open(storage_format)
 
+    @staticmethod
+    def _trained(state: GhostState, *stage: str) -> GhostState:
+        step = state.head.step + 1 if state.head else 1
+        return state.committed(step, "", stage, ())
+
     def train(self, *stage: str) -> None:
         """The next step of the active store."""
         step = self.ahead.head.step + 1 if self.ahead.head else 1
@@ -56,7 +62,7 @@ class TierWorld(World):
                 txn.stage(shard, PART, tensors(shard, step, ""))
             txn.keep_rest()
             txn.commit({"flavour": ""})
-        self.ahead = self.ahead.committed(step, "", stage, ())
+        self.ahead = self._trained(self.ahead, *stage)
 
     def name(self, name: str) -> None:
         self.active.snapshot(name)
@@ -75,6 +81,24 @@ class TierWorld(World):
 
     def clone(self) -> None:
         self._copy(self.ahead, self.active.clone)
+
+    def lose(self) -> None:
+        """The RAM disk is gone."""
+        self.fs.rename(ACTIVE, f"{ACTIVE}.lost")
+
+    def start(self) -> None:
+        """A start of the two tiers, of which the durable one is not open: whatever the active one
+        was, it holds what the durable one does afterwards, and at most the work of
+        `start_and_publish` that a crash kept from being published."""
+        self.close()
+        self._rules("copy")
+        try:
+            self._active = open_active(ACTIVE, ROOT, fs=self.faulty, settings=SETTINGS)
+        except ShardStoreError as error:
+            raise Violation(f"cannot be started: {type(error).__name__}: {error}") from error
+        found = observe(self._active)
+        first, second = self._trained(self.state, "a", "b"), self._trained(self.state, "a")
+        self.ahead = match((self.state, first, second, self._trained(first, "a")), found)
 
     def _copy(self, after: GhostState, act: Callable[[str], object]) -> None:
         with self._attempt(after):
@@ -142,6 +166,28 @@ def first_publication(world: World) -> None:
 def clone(world: World) -> None:
     assert isinstance(world, TierWorld)
     world.clone()
+
+
+def start(world: World) -> None:
+    """Once without an active store; once with one that is behind, which is set aside."""
+    assert isinstance(world, TierWorld)
+    world.lose()
+    world.start()
+    world.close()
+    world.open()
+    world.commit("a", "b")
+    world.start()
+
+
+def start_and_publish(world: World) -> None:
+    """After a crash: the next start, and work that is published."""
+    assert isinstance(world, TierWorld)
+    world.start()
+    world.train("a", "b")
+    world.publish()
+    world.train("a")
+    world.publish()
+    check_told(world)
 
 
 def work_and_history(world: World) -> None:

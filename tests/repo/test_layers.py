@@ -23,7 +23,7 @@ from tests.repo.source_tree import (
 # Lowest first. A module may import from its own layer and from those above it in this table.
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "wear"}),
+    frozenset({"errors", "progress", "wear"}),
     frozenset({"workers"}),
     frozenset({"format"}),
     frozenset({"fs"}),
