@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardstore import archive, branches, collecting, moves, refs, snapshot
 from shardstore.format.policy import Retention
+from shardstore.progress import Advance
 from shardstore.ref_records import publish
 from shardstore.refs import Ref
 from shardstore.session import Session
@@ -112,7 +113,7 @@ class RefMethods:
         against: str | None = None,
         alone: bool = False,
         level: int = archive.LEVEL,
-        advance: archive.Advance = lambda count: None,
+        advance: Advance = lambda count: None,
     ) -> archive.Archived:
         """Pack a snapshot's objects: it takes less room, is read more slowly, and stays the same.
 

@@ -5,6 +5,7 @@ Method: stores in memory; every tensor of a small store says which step it is of
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from shardstore import Best, Ref, Retention, Store, open_active
 from shardstore.errors import LockedError, StorageError, TierConflictError, UsageError
 from shardstore.fs.faulty import FaultyFileSystem
-from shardstore.fs.memory import MemoryFileSystem
+from shardstore.fs.memory import MemoryFileSystem, Operation
 from shardstore.fsck import fsck
 from shardstore.history import read_history, read_step
 from shardstore.wal.reader import read_log
@@ -81,6 +82,28 @@ def test_only_what_changed_is_copied() -> None:
     with behind(fs) as durable:
         assert value_of(durable, "a", "params") == 30 and value_of(durable, "b", "params") == 22
     assert damage(fs) == []
+
+
+def test_what_the_cache_holds_is_not_read_but_verified() -> None:
+    fs = MemoryFileSystem()
+    read: list[str] = []
+
+    def note(operation: Operation) -> None:
+        if operation.op == "pread" and operation.path.startswith(f"{ROOT}/objects/"):
+            read.append(operation.path)
+
+    settings = replace(SETTINGS, host_budget_bytes=1 << 20)
+    with open_store(FaultyFileSystem(fs, before=note), settings=settings) as store:
+        train(store, 1)
+        store.publish(DURABLE)
+        assert not read
+        train(store, 2)
+        cached = store._session.cache.share(store._session.state.head.manifest["a", "params"])
+        cached[0].view[-4096] ^= 1  # as somebody does who has the object open
+        store.publish(DURABLE)
+        assert len(set(read)) == 1
+    with behind(fs) as durable:
+        assert values(durable) == expected(2)
 
 
 def test_names_branches_and_what_can_be_undone_arrive() -> None:
