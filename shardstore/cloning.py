@@ -33,6 +33,7 @@ from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item
 from shardstore.locking import take_lock
+from shardstore.opening import is_within
 from shardstore.pins import make_pins
 from shardstore.progress import Advance, Progress
 from shardstore.recovery import (
@@ -51,7 +52,9 @@ from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, make_segment
 from shardstore.workers import Job, Workers, make_workers
 
-_CLONE: Mapping[str, Any] = {"reason": "clone"}
+CLONE: Mapping[str, Any] = {"reason": "clone"}
+PART: Mapping[str, Any] = {**CLONE, "part": True}
+"""Of a clone that begins with less than the whole state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +89,14 @@ def clone(
     state: State,
     *,
     progress: Progress,
-    fields: Mapping[str, Any] = _CLONE,
+    fields: Mapping[str, Any] = CLONE,
 ) -> Cloned:
     """Copy what `state`, all or a part of what is held, needs, and the log, into `dest`.
 
     `fields` are what the opening record of the new store's own segment says of its reason.
     """
     fs, root = held.session.fs, held.session.root
-    if dest == root or dest.startswith(f"{root}/"):
-        raise UsageError(f"{dest} is inside of the store itself; choose another directory")
+    check_apart(fs, root, dest)
     items = held.items(state)
     size = sum(item.reference.size for item in items)
     try:
@@ -112,6 +114,12 @@ def clone(
     except OSError as error:
         raise storage_error(fs, dest, f"copying store {root}", error) from error
     return Cloned(path=dest, objects=len(items), bytes=size, position=position)
+
+
+def check_apart(fs: FileSystem, root: str, dest: str) -> None:
+    """UsageError where a copy would go into the store itself, or below it."""
+    if is_within(fs, dest, root):
+        raise UsageError(f"{dest} is the store itself, or inside of it; choose another directory")
 
 
 def _claim(fs: FileSystem, dest: str, store: bytes) -> Lock:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardstore.format.manifest import Publication
 from shardstore.fs.protocol import FileSystem
-from shardstore.records import all_records
+from shardstore.records import Record, all_records
 from shardstore.wal.reader import LogView
 
 ACTIVE, DURABLE = "active", "durable"
@@ -84,8 +84,21 @@ def choose(active: Side, durable: Side) -> Choice:
 def side(fs: FileSystem, root: str, view: LogView) -> Side:
     """A store's log for `choose`."""
     base = view.state.base
-    links = (_link(r.seq, r.chain, r.body) for r in all_records(fs, root, view))
+    links = (_link(r.seq, r.chain, r.body) for r in _own(all_records(fs, root, view)))
     return Side(links=links, base=None if base is None else base.chain)
+
+
+def _own(records: Iterable[Record]) -> Iterator[Record]:
+    """As far back as the store has all that it came from: a clone of one commit does not stand for
+    the names and commits that were left behind, so what was before it is another store's."""
+    for record in records:
+        yield record
+        if _begins_with_a_part(record.body):
+            return
+
+
+def _begins_with_a_part(body: Mapping[str, Any]) -> bool:
+    return body["type"] == "open" and bool(body.get("part"))
 
 
 def _link(seq: int, chain: str, body: Mapping[str, Any]) -> Link:
@@ -95,7 +108,8 @@ def _link(seq: int, chain: str, body: Mapping[str, Any]) -> Link:
         told = Publication.from_json(body["origin"])
         assert told is not None
         origin = (told.seq, told.chain)
-    return Link(seq=seq, chain=chain, is_work=kind not in _NO_WORK, origin=origin)
+    is_work = kind not in _NO_WORK or _begins_with_a_part(body)
+    return Link(seq=seq, chain=chain, is_work=is_work, origin=origin)
 
 
 class _Known:

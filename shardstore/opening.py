@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shardstore import recovery
 from shardstore.context import Settings, Trace
-from shardstore.errors import CorruptionError, NotAStoreError, StorageError
+from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
 from shardstore.format.names import LOCK_FILE, STORE_FILE
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, Lock
@@ -86,12 +86,36 @@ def _opening_failed(root: str, error: OSError) -> Exception:
     )
 
 
-def place(path: str | os.PathLike[str], fs: FileSystem | None) -> tuple[FileSystem, str]:
-    """The file system and the root; on the real one absolute: the process may change directory."""
+def place(
+    path: str | os.PathLike[str], fs: FileSystem | None, *, follow: bool = False
+) -> tuple[FileSystem, str]:
+    """The file system and the root; on the real one absolute, since the process may change
+    directory, and with `follow` without links."""
     text = os.fsdecode(path)
-    if fs is None:
-        return PosixFileSystem(), os.path.abspath(text)
-    return fs, posixpath.normpath(text)
+    if not text:
+        raise UsageError("the path of a store is empty; name a directory ('.' for this one)")
+    system = PosixFileSystem() if fs is None else fs
+    if system.host_path(text) is not None:
+        return system, os.path.realpath(text) if follow else os.path.abspath(text)
+    return system, posixpath.normpath(text)
+
+
+def is_within(fs: FileSystem, path: str, root: str) -> bool:
+    """Whether `path`, which need not be there yet, is the directory `root` or below it, by
+    whatever names and links."""
+    home = fs.stat(root)
+    while True:
+        try:
+            found = fs.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        else:
+            if (found.device, found.inode) == (home.device, home.inode):
+                return True
+        above = posixpath.dirname(path)
+        if above in (path, ""):
+            return False
+        path = above
 
 
 def chosen_settings(

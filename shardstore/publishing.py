@@ -64,6 +64,7 @@ def publish(held: HeldState, dest: str, progress: Progress) -> Published:
 
 def _publish(held: HeldState, dest: str, progress: Progress) -> Published:
     fs = held.session.fs
+    cloning.check_apart(fs, held.session.root, dest)
     try:
         uuid = read_store_file(fs, dest)
     except NotAStoreError:
@@ -95,11 +96,12 @@ def _news(held: HeldState, dest: str) -> tuple[list[Record], Publication]:
 
 def _create(held: HeldState, dest: str, progress: Progress) -> Published:
     """The first time: a clone, whose opening says where it is from."""
-    state = held.state.copy()
+    fs, state = held.session.fs, held.state.copy()
     state.base, state.origin = None, held.position()
     fields = {"reason": lineage.PUBLISH, "origin": state.origin.to_json()}
     done = cloning.clone(held, dest, state, fields=fields, progress=progress)
-    records = sum(1 for _ in _told(held, None))
+    every = all_records(fs, held.session.root, held.view)
+    records = sum(record.body["type"] not in _NOT_TOLD for record in every)
     return Published(
         path=dest, created=True, step=state.origin.step, records=records, objects=done.objects,
         bytes=done.bytes, position=noted(done.position),
@@ -141,14 +143,23 @@ def conflict(choice: lineage.Choice, active: str, state: State, durable: str, ot
 
     def told(path: str, state: State, work: tuple[int, ...]) -> str:
         head = "no commit" if state.head is None else f"step {state.head.step}"
-        some = ", ".join(map(str, work[-3:])) or "none"
-        return f"{path} is at {head} (seq {state.seq}) with {len(work)} records of its own ({some})"
+        newest = sorted(work)[-3:]
+        some = f", the newest are {', '.join(map(str, newest))}" if newest else ""
+        return f"{path} is at {head} (seq {state.seq}) with {len(work)} records of its own{some}"
 
+    both = (
+        f"active {told(active, state, choice.active_work)}; durable "
+        f"{told(durable, other, choice.durable_work)}"
+    )
+    if choice.winner == lineage.DURABLE:
+        return (
+            f"the durable store went on since it was published to: {both}; open the two with "
+            "shardstore.open_active, which makes the active one anew of it"
+        )
     return (
-        "the active and the durable store went on by themselves: active "
-        f"{told(active, state, choice.active_work)}, durable "
-        f"{told(durable, other, choice.durable_work)}; look at both with 'shardstore log', then "
-        "choose one: the other is set aside"
+        f"the active and the durable store went on by themselves: {both}; look at both with "
+        "'shardstore log', then open the one to keep with shardstore.open_active(..., "
+        "take='active' or take='durable'): the other is set aside"
     )
 
 

@@ -11,6 +11,7 @@ Neighbours: `recovery.plan` says what an opening would do, `fsck` looks for dama
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -118,7 +119,7 @@ class Status:
 
     def next_command(self) -> tuple[str, str]:
         """What to type now, and why."""
-        path = self.path
+        path = shlex.quote(self.path)
         if not self.healthy:
             return f"shardstore fsck {path} --deep", "lists all damage and what to do about each"
         left = self.space.commits_left if self.space else None

@@ -44,7 +44,9 @@ class CopyMethods:
         self._settle()
         _, target = place(dest, self._session.fs)
         with self._hold() as held:
-            return cloning.clone(held, target, cloning.cloned_state(held, ref), progress=progress)
+            state = cloning.cloned_state(held, ref)
+            fields = cloning.CLONE if ref is None else cloning.PART
+            return cloning.clone(held, target, state, fields=fields, progress=progress)
 
     def publish(self, dest: str | os.PathLike[str], *, progress: Progress = silent) -> Published:
         """Copy what changed since the last time to the durable store at DEST, made where it is

@@ -19,12 +19,13 @@ from shardstore.format.policy import Retention
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem
 from shardstore.held import hold
-from shardstore.opening import place
+from shardstore.locking import take_lock
+from shardstore.opening import is_within, place
 from shardstore.progress import Progress, silent
 from shardstore.publishing import check_lineage, conflict, noted
 from shardstore.recovery import read_store_file, sync_parent
 from shardstore.store import Store
-from shardstore.wal.reader import read_log
+from shardstore.wal.reader import LogView, read_log
 
 Take = Literal["active", "durable"]
 
@@ -47,40 +48,67 @@ def open_active(
     """
     if take not in (None, "active", "durable"):
         raise UsageError(f"take is {take!r}, expected 'active' or 'durable'")
-    system, root = place(active, fs)
-    _, other = place(durable, fs)
+    system, root = place(active, fs, follow=True)  # of a link its target is set aside
+    _, other = place(durable, system, follow=True)
     chosen = settings or Settings()
     if not _is_store(system, other):
         return Store.open(root, "a", fs=fs, settings=chosen)
     if _is_store(system, root):
+        if is_within(system, other, root) or is_within(system, root, other):
+            raise UsageError(
+                f"the active store {root} and the durable one {other} are the same directory, or "
+                "one is inside of the other; two tiers are two directories"
+            )
         check_lineage(root, read_store_file(system, root), other, read_store_file(system, other))
         store = Store.open(root, "r+", fs=fs, settings=chosen)  # recovers, and keeps others out
         try:
-            winner = _decide(system, root, other, take)
+            winner, last = _decide(system, root, other, take)
         except BaseException:
             store.close()
             raise
         if winner == lineage.ACTIVE:
             return store
         store.close()
-        set_aside(system, root)
+        set_aside(system, root, last)
     _make_active(system, root, other, chosen, progress)
     return Store.open(root, "r+", fs=fs, settings=chosen)
 
 
-def set_aside(fs: FileSystem, path: str) -> str:
-    """Rename a store out of the way; its new path."""
+def set_aside(fs: FileSystem, path: str, last: str) -> str:
+    """Rename a store out of the way; its new path. `last` is the chain hash of the record that it
+    was judged by.
+
+    Under its writer's lock: whoever works there would go on in what takes its place. LockedError
+    where somebody does, TierConflictError where somebody did meanwhile.
+    """
+    lock = take_lock(fs, path)
+    try:
+        if _last_work(fs, path, read_log(fs, path)) != last:
+            raise TierConflictError(f"somebody worked on {path} while it was judged; start again")
+        return _rename_aside(fs, path)
+    except OSError as error:
+        raise storage_error(
+            fs, path, f"setting {path} aside, which you may do by hand,", error
+        ) from error
+    finally:
+        lock.release()
+
+
+def _rename_aside(fs: FileSystem, path: str) -> str:
     number = 1
     names = set(fs.list_directory(posixpath.dirname(path) or "."))
     while f"{posixpath.basename(path)}.set-aside-{number}" in names:
         number += 1
     target = f"{path}.set-aside-{number}"
-    try:
-        fs.rename(path, target)
-        sync_parent(fs, path)
-    except OSError as error:
-        raise storage_error(fs, path, "setting a store aside", error) from error
+    fs.rename(path, target)
+    sync_parent(fs, path)
     return target
+
+
+def _last_work(fs: FileSystem, root: str, view: LogView) -> str:
+    """The newest record that is somebody's work; openings come and go."""
+    links = lineage.side(fs, root, view).links
+    return next((link.chain for link in links if link.is_work), "")
 
 
 def _is_store(fs: FileSystem, root: str) -> bool:
@@ -91,16 +119,17 @@ def _is_store(fs: FileSystem, root: str) -> bool:
     return True
 
 
-def _decide(fs: FileSystem, root: str, other: str, take: Take | None) -> str:
-    """Which one goes on: what somebody said, else what the logs say."""
+def _decide(fs: FileSystem, root: str, other: str, take: Take | None) -> tuple[str, str]:
+    """Which one goes on: what somebody said, else what the logs say. And the active one's last
+    work."""
     view, behind = read_log(fs, root), read_log(fs, other)
     choice = lineage.choose(lineage.side(fs, root, view), lineage.side(fs, other, behind))
     winner = take or choice.winner
     if winner is None:
         raise TierConflictError(conflict(choice, root, view.state, other, behind.state))
     if winner == lineage.ACTIVE and choice.winner != lineage.ACTIVE:
-        set_aside(fs, other)
-    return winner
+        set_aside(fs, other, _last_work(fs, other, behind))
+    return winner, _last_work(fs, root, view)
 
 
 def _make_active(

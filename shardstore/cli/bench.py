@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from shardstore.cli.common import (
+    FiniteRange,
     command,
     counting,
     json_option,
@@ -51,11 +52,11 @@ def parse_size(text: str) -> int:
               help="Bytes that a commit replaces, for what it will cost.")  # fmt: skip
 @click.option("--objects", type=click.IntRange(min=1), default=32, show_default=True,
               help="Shards times parts that they come in.")  # fmt: skip
-@click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True),
+@click.option("--step-seconds", type=FiniteRange(min=0, min_open=True),
               help="Time from commit to commit, for wear and durability.")  # fmt: skip
 @terabytes_option
 @years_option
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True,
+@click.option("--seconds", type=FiniteRange(min=0.1), default=10.0, show_default=True,
               help="About how long to measure.")  # fmt: skip
 @click.option("--set-bytes", type=parse_size, default=str(SET_BYTES), metavar="SIZE",
               show_default="128Mi", help="Bytes of each of the two sets of files.")  # fmt: skip

@@ -7,6 +7,7 @@ that only read open the store for reading and change no byte. `output` prints.
 
 from __future__ import annotations
 
+import math
 import posixpath
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,18 @@ def ref_argument(function: Function) -> Function:
     return click.argument("ref", type=parse_ref, default="head", metavar="[REF]")(function)
 
 
+class FiniteRange(click.FloatRange):
+    """A range without NaN, which compares with nothing and so slips through, and infinities."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a number of this range", param, ctx)
+        return found
+
+
 def json_option(function: Function) -> Function:
     text = "Print JSON; NaN and infinities stand as strings."
     return click.option("--json", "as_json", is_flag=True, help=text)(function)
@@ -81,7 +94,7 @@ def json_option(function: Function) -> Function:
 def terabytes_option(function: Function) -> Function:
     text = "Rated endurance of the disk, in units of 10^12 bytes written (its data sheet says)."
     return click.option(
-        "--rated-tbw", "rated_bytes", type=click.FloatRange(min=0, min_open=True),
+        "--rated-tbw", "rated_bytes", type=FiniteRange(min=0, min_open=True),
         callback=_terabytes, metavar="TB", is_eager=True, help=text,
     )(function)  # fmt: skip
 
@@ -94,7 +107,7 @@ def _terabytes(_context: click.Context, _option: click.Parameter, value: float) 
 
 def years_option(function: Function) -> Function:
     text = "Say which durability makes the disk last that long; needs --rated-tbw."
-    kind = click.FloatRange(min=0, min_open=True)
+    kind = FiniteRange(min=0, min_open=True)
     return click.option("--years", type=kind, callback=_years, help=text)(function)
 
 

@@ -9,7 +9,7 @@ import click
 
 from shardstore.cli.common import command, json_option, path_argument, progress
 from shardstore.cli.output import echo_json, size_text
-from shardstore.errors import LockedError
+from shardstore.errors import LockedError, StorageError
 from shardstore.publishing import Published
 from shardstore.store import Store
 
@@ -37,11 +37,11 @@ def publish(path: str, dest: str, as_json: bool) -> None:
 
 
 def _open(path: str) -> Store:
-    """For writing, to note the publication; beside a writer for reading, which does as well: what
-    was published is found in the logs."""
+    """For writing, to note the publication; for reading beside a writer, on a full disk or where
+    nothing may be written, which does as well: what was published is found in the logs."""
     try:
         return Store.open(path, "r+")
-    except LockedError:
+    except (LockedError, StorageError):
         return Store.open(path)
 
 

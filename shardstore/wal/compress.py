@@ -23,6 +23,7 @@ from shardstore.wal.reader import read_bytes, read_segment
 
 COMPRESS_BYTES_MIN = 64 * 1024
 """Shorter segments are left alone: a file takes a block or two anyway."""
+LOOKED_AT = 16
 
 
 def compress_segments(
@@ -36,8 +37,9 @@ def compress_segments(
 
 
 def is_due(fs: FileSystem, root: str, *, bytes_min: int = COMPRESS_BYTES_MIN) -> bool:
-    """Whether there is a segment to compress."""
-    plain = _plain(fs, root)[:-2]
+    """Whether there is a segment to compress among the newest that may be: those before them had
+    their turn, and are short."""
+    plain = _plain(fs, root)[:-2][-LOOKED_AT:]
     return any(fs.stat(f"{root}/{segment_file(index)}").size >= bytes_min for index in plain)
 
 

@@ -7,6 +7,7 @@ thread at a time.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from shardstore.format.digests import ZERO_DIGEST, canonical_json, chain_hash
 from shardstore.format.frames import BLOCK, HEADER_MAGIC, RECORD_MAGIC, build_frame, frame_bytes
 from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file
+from shardstore.fs.calls import unlink_quietly
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.wal.reader import LogView, read_bytes
 
@@ -21,6 +23,7 @@ PREWRITE_BYTES = 4 * 1024 * 1024
 COMMITS_PER_SEGMENT = 500
 SEGMENT_BYTES = 16 * 1024 * 1024
 ZEROS = bytes(1024 * 1024)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +102,13 @@ class SegmentWriter:
     def make_room(self, record: EncodedRecord) -> None:
         """Write zeros ahead where the record needs them. Failing here changes nothing."""
         end = self.offset + frame_bytes(len(record.encoded))
-        if end >= self._zeros_end:
-            write_zeros(self._file, self._zeros_end, end + self._prewrite)
-            self._zeros_end = end + self._prewrite
+        if end < self._zeros_end:
+            return
+        grown = _zeros_ahead(self._file, self._zeros_end, end + self._prewrite - self._zeros_end)
+        if grown <= end:  # no room for all of it: this record alone
+            write_zeros(self._file, self._zeros_end, end + BLOCK)
+            grown = end + BLOCK
+        self._zeros_end = grown
 
     def append(self, record: EncodedRecord) -> None:
         """Write the next record, for which there is room. Not durable before `sync`."""
@@ -175,12 +182,13 @@ def make_segment(
         frames.append(_frame(RECORD_MAGIC, salt, chain, log_synced, record))
         chain = chain_hash(chain, record)
     content = b"".join(frames)
+    file, zeros_end = _publish(fs, root, index, content, prewrite)
     return SegmentWriter(
-        _publish(fs, root, index, content, prewrite),
+        file,
         index=index,
         salt=salt,
         offset=len(content),
-        zeros_end=len(content) + prewrite,
+        zeros_end=zeros_end,
         seq=seq,
         chain=chain,
         prewrite=prewrite,
@@ -210,20 +218,39 @@ def _frame(magic: bytes, salt: str, predecessor: str, log_synced: int, record: b
     )
 
 
-def _publish(fs: FileSystem, root: str, index: int, content: bytes, prewrite: int) -> File:
-    """Write under a temporary name, sync, rename without replacing, sync the directory."""
+def _publish(
+    fs: FileSystem, root: str, index: int, content: bytes, prewrite: int
+) -> tuple[File, int]:
+    """Write under a temporary name, sync, rename without replacing, sync the directory. The file,
+    and where its zeros end: without room for them there are none, so that a full disk does not
+    keep out who wants to delete."""
     directory = f"{root}/{WAL_DIRECTORY}"
     temporary, target = f"{directory}/{SEGMENT_TEMPORARY}", f"{root}/{segment_file(index)}"
     # A crash may have left it as a second name of a visible segment: never write through it.
     if SEGMENT_TEMPORARY in fs.list_directory(directory):
         fs.unlink(temporary)
-    file = fs.open(temporary, "create")
     try:
-        file.pwrite(0, content)
-        write_zeros(file, len(content), len(content) + prewrite)
-        file.datasync()
-    finally:
-        file.close()
+        file = fs.open(temporary, "create")
+        try:
+            file.pwrite(0, content)
+            zeros_end = _zeros_ahead(file, len(content), prewrite)
+            file.datasync()
+        finally:
+            file.close()
+    except OSError:
+        unlink_quietly(fs, temporary)  # it may be what fills the disk
+        raise
     fs.rename(temporary, target)
     fs.sync_directory(directory)
-    return fs.open(target, "write")
+    return fs.open(target, "write"), zeros_end
+
+
+def _zeros_ahead(file: File, begin: int, count: int) -> int:
+    try:
+        write_zeros(file, begin, begin + count)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        file.truncate(begin)
+        return begin
+    return begin + count

@@ -202,7 +202,7 @@ def test_only_a_new_or_empty_directory_is_taken() -> None:
             store.clone("full")
         assert fs.list_directory("full") == ["notes"]
         for dest in (ROOT, f"{ROOT}/inside"):
-            with pytest.raises(UsageError, match="inside of the store"):
+            with pytest.raises(UsageError, match="inside of it"):
                 store.clone(dest)
 
 

@@ -5,16 +5,19 @@ Method: stores in memory; every tensor of a small store says which step it is of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardstore import Best, Ref, Retention, Store, open_active
+from shardstore import Best, Ref, Retention, Store, open_active, tiers
 from shardstore.errors import LockedError, StorageError, TierConflictError, UsageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem, Operation
+from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import fsck
 from shardstore.history import read_history, read_step
 from shardstore.wal.reader import read_log
@@ -372,3 +375,115 @@ def test_another_reader_of_the_format_agrees(tmp_path: Path) -> None:
         assert reader.check_history() == len(reader.segments)
     with Store.open(tmp_path / "durable") as durable:
         assert durable.state_digest() == digest
+
+
+def two_tiers(fs: MemoryFileSystem) -> None:
+    """Published at step 1; both went on by themselves."""
+    with open_store(fs) as store:
+        train(store, 1)
+        store.publish(DURABLE)
+        train(store, 2)
+    with behind(fs, "r+") as durable:
+        train(durable, 5)
+
+
+def test_nothing_is_set_aside_while_somebody_writes_there() -> None:
+    fs = MemoryFileSystem()
+    two_tiers(fs)
+    with behind(fs, "r+") as writer:
+        with pytest.raises(LockedError, match="is being written"):
+            start(fs, take="active")
+        train(writer, 6)
+    assert values(behind(fs)) == expected(6)
+    start(fs, take="active").close()
+    assert "durable.set-aside-1" in fs.list_directory("")
+
+
+def test_what_was_worked_on_meanwhile_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = MemoryFileSystem()
+    two_tiers(fs)
+    rename = tiers.set_aside
+
+    def late(system: FileSystem, path: str, last: str) -> str:
+        with open_store(fs, "r+") as store:
+            train(store, 3)
+        return rename(system, path, last)
+
+    monkeypatch.setattr(tiers, "set_aside", late)
+    with pytest.raises(TierConflictError, match="while it was judged"):
+        start(fs, take="durable")
+    assert values(open_store(fs, "r")) == expected(3)
+
+
+def test_two_tiers_are_two_directories(tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    with Store.open(root, "a", settings=SETTINGS) as store:
+        train(store, 1)
+    (tmp_path / "link").symlink_to("a")
+    for other in (root, tmp_path / "link", root / "in", tmp_path / "link" / "in"):
+        with Store.open(root, "r", settings=SETTINGS) as store:
+            for copy in (store.publish, store.clone):
+                with pytest.raises(UsageError, match="the store itself, or inside"):
+                    copy(other)
+    for take in (None, "durable"):
+        with pytest.raises(UsageError, match="two tiers are two directories"):
+            open_active(root, tmp_path / "link", settings=SETTINGS, take=take)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "link"]
+
+
+def test_relative_destinations_are_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with Store.open("a", "a", settings=SETTINGS) as store:
+        train(store, 1)
+        with pytest.raises(UsageError, match="inside of it"):
+            store.clone("a/in")
+
+        @contextmanager
+        def moving(_total: int) -> Iterator[Callable[[int], None]]:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            yield lambda _count: None
+
+        assert store.clone("b", progress=moving).path == str(tmp_path / "b")
+    assert values(Store.open(tmp_path / "b")) == expected(1)
+
+
+def test_a_clone_of_one_commit_does_not_stand_for_the_whole() -> None:
+    """Publishing it would take the durable store's names from it."""
+    fs = MemoryFileSystem()
+    with open_store(fs) as store:
+        for step in (1, 2, 3):
+            train(store, step)
+            store.snapshot(f"s{step}")
+        store.publish(DURABLE)
+        store.clone("part", ref="s1")
+    with Store.open("part", "r+", fs=fs, settings=SETTINGS) as part:
+        with pytest.raises(TierConflictError, match="went on by themselves"):
+            part.publish(DURABLE)
+        train(part, 10)
+        with pytest.raises(TierConflictError, match="take='active'"):
+            part.publish(DURABLE)
+        part.publish("another")
+        train(part, 11)
+        part.publish("another")
+    with behind(fs) as durable:
+        assert [s.name for s in durable.snapshots] == ["s1", "s2", "s3"]
+        assert values(durable) == expected(3)
+    with Store.open("another", fs=fs, settings=SETTINGS) as other:
+        assert values(other) == expected(11)
+
+
+def test_where_only_the_durable_store_went_on_the_message_says_so() -> None:
+    fs = MemoryFileSystem()
+    with open_store(fs) as store:
+        train(store, 1)
+        store.publish(DURABLE)
+        with behind(fs, "r+") as durable:
+            train(durable, *range(2, 9))
+        with pytest.raises(TierConflictError, match="the durable store went on") as caught:
+            store.publish(DURABLE)
+    with behind(fs) as durable:
+        newest = durable.head
+    assert newest is not None and f"{newest.seq};" in str(caught.value)
