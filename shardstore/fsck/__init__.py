@@ -18,7 +18,7 @@ from typing import Any
 
 from shardstore.catalog import find_mark
 from shardstore.errors import CorruptionError, StorageError
-from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
+from shardstore.format.names import OBJECTS_DIRECTORY, QUARANTINE_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.catalog_check import check_catalog
 from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadable
@@ -82,6 +82,7 @@ def fsck(
             pins.hold(log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)
             _note_unneeded(fs, root, log.state.needed(), report)
+        _note_quarantine(fs, root, report)
     except OSError as error:
         raise StorageError(
             f"checking store {root} failed on {error.filename or root}: {error.strerror}",
@@ -161,6 +162,16 @@ def _note_unneeded(fs: FileSystem, root: str, needed: set[int], report: Report) 
     if count:
         what = f"{count} object files ({size} bytes) that nothing needs; they are written again"
         report.findings.append(note(what, directory))
+
+
+def _note_quarantine(fs: FileSystem, root: str, report: Report) -> None:
+    """What salvages have set aside is nobody's but the user's."""
+    directory = f"{root}/{QUARANTINE_DIRECTORY}"
+    if QUARANTINE_DIRECTORY not in fs.list_directory(root):
+        return
+    for name in fs.list_directory(directory):
+        what = f"a salvage set files aside here, as {name}/REASON tells; remove them when you like"
+        report.findings.append(note(what, f"{directory}/{name}"))
 
 
 def _ignore(_count: int) -> None:
