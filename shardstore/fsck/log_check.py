@@ -40,6 +40,8 @@ class LogCheck:
     segments: int = 0
     records: int = 0
     newest: SegmentScan | None = None
+    uuids: set[str] = field(default_factory=set)
+    """Stores that the headers of segments name."""
     view: LogView | None = None
     """The state, where the newest segment is sound."""
     state: State | None = None
@@ -94,6 +96,7 @@ def _check_segments(fs: FileSystem, root: str, indices: list[int], uuid: str | N
             check.findings += _link_findings(successor, scan)
         check.findings = scan.findings + check.findings
         check.records += len(scan.records)
+        check.uuids |= {str(scan.header["uuid"])} if scan.header else set()
         successor = scan
         if index == indices[-1]:
             check.newest = scan
@@ -140,10 +143,11 @@ def _check_header(scan: SegmentScan, uuid: str | None) -> None:
     header = scan.header
     if not header:
         return
+    has_link = header["predecessor"] is not None or (scan.index > 0 and _is_salvage(scan))
     for what, expected, found in (
         ("store", uuid or header["uuid"], header["uuid"]),
         ("version", 0, header["version"]),
-        ("predecessor", scan.index > 0, header["predecessor"] is not None or _is_salvage(scan)),
+        ("predecessor", scan.index > 0, has_link),
     ):
         if expected != found:
             scan.findings.append(

@@ -71,6 +71,8 @@ def state_of_objects(fs: FileSystem, root: str, evidence: Evidence) -> State:
         evidence.top = max(evidence.top, one.reference.epoch)
     state = State()
     described = _add_snapshots(fs, root, state, found)
+    for info in state.snapshots.values():  # numbers that are made up must not be theirs
+        evidence.top = max(evidence.top, info.seq, info.line)
     sets = _whole_sets([one for one in found if one.label.txn not in described])
     for members in sets:
         evidence.top += 1

@@ -65,10 +65,10 @@ def verify(
         seq: commit for seq, commit in state.commits.items() if verdicts.is_whole(commit)
     }
     for info, commit in _held(fs, root, state):
-        finding = verdicts.damage.get(((SNAPSHOT_SHARD, info.name), info.reference))
-        finding = finding or verdicts.first_damage(commit)
-        if finding is not None:
-            verdicts.spoilt[info] = finding.line()
+        manifest = verdicts.damage.get(((SNAPSHOT_SHARD, info.name), info.reference))
+        first = manifest or verdicts.first_damage(commit)
+        if first is not None:
+            verdicts.spoilt[info] = first.line()
         elif (commit.seq, commit.chain) != (info.seq, info.chain):
             verdicts.spoilt[info] = "its manifest object is that of another commit"
         else:

@@ -11,6 +11,7 @@ from shardstore.wal.reader import read_log
 from tests.cli.support import files, make, run, run_json
 from tests.cli.test_changing import slot_of
 from tests.cli.test_reading import flip
+from tests.format.independent_reader import IndependentReader
 
 
 @pytest.fixture
@@ -46,6 +47,8 @@ def test_a_damaged_head_is_told_then_mended(store: Path) -> None:
     assert "nothing to do" in run("recover", store, "--salvage").stdout
     assert "opened (salvage)" in run("log", store, "--all").stdout
     run("status", store)
+    independent = IndependentReader(store)
+    assert (independent.commit() or {})["step"] == 4 and independent.check_history() > 2
 
 
 @pytest.mark.req("S12")
@@ -74,11 +77,11 @@ def test_a_log_that_lost_its_end_is_accepted_knowingly(store: Path) -> None:
     segment = read_log(PosixFileSystem(), str(store)).segment
     newest = max((store / "wal").iterdir())
     newest.write_bytes(newest.read_bytes()[: segment.records[-2].frame.offset])
-    run("info", store, code=4)
+    run("ls", store, code=4)
     told = run("recover", store, "--salvage", "--yes", code=1).stdout
     assert "the log has lost its end" in told
     run("fsck", store, "--deep")
-    run("info", store)
+    run("ls", store)
 
 
 @pytest.mark.req("S12")

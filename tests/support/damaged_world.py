@@ -4,7 +4,7 @@
 nothing here decides what should come out. All files are durable, so damage is damage and never an
 append that was cut off.
 
-Steps 1 to 9. Four openings and rolls, old segments compressed. Snapshot `packed` of step 2 is
+Steps 1 to 12. Seven openings and rolls, old segments compressed. Snapshot `packed` of step 2 is
 archived, `kept` is step 6; branch `side` stands on step 6; head and the step before it share no
 object but `still`, which is as step 1 wrote it. Parts are raw, but for `plain` and `torch`.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shardstore import Ref, Store
 from shardstore.context import Settings
-from shardstore.errors import CorruptionError, ShardStoreError
+from shardstore.errors import CorruptionError, NotAStoreError, ShardStoreError
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fsck import Finding, fsck
 from shardstore.salvage import Decision, look, salvage
@@ -28,7 +28,7 @@ from tests.support.stores import ROOT, tree
 SETTINGS = Settings(prewrite_bytes=16384, host_budget_bytes=0, commits_per_segment=4)
 RAW_PARTS = (("a", "params"), ("a", "optim"), ("b", "params"))
 FOREIGN = (("plain", "p", "safetensors"), ("torch", "p", "pt"))
-HEAD, BEFORE = 9, 8
+HEAD = 12
 
 
 @dataclass(slots=True)
@@ -39,9 +39,7 @@ class World:
     commits: dict[int, Bytes] = field(default_factory=dict)
     """By step."""
     older: dict[str, set[bytes]] = field(default_factory=dict)
-    """Contents that each slot's file had before the last."""
-    stale: dict[str, bytes] = field(default_factory=dict)
-    """Files as they were some steps earlier."""
+    """Contents that each slot's file, and each segment, had before the last."""
 
     def clone(self) -> MemoryFileSystem:
         return self.fs.kill()
@@ -58,9 +56,8 @@ def built() -> World:
     with _open(world) as store:
         store.snapshot("kept")
         store.branch("side")
-    _steps(world, 7)
-    world.stale = tree(world.fs)
-    _steps(world, 8, 9)
+    _steps(world, 7, 8)
+    _steps(world, 9, 10, 11, 12)
     compress_segments(world.fs, ROOT, bytes_min=0)
     settle(world.fs)
     files = tree(world.fs)
@@ -99,7 +96,7 @@ def _steps(world: World, *steps: int, foreign: bool = False) -> None:
                 txn.keep_rest()
                 txn.commit({"step": step})
             world.commits[step] = everything(store, Ref.head)
-            for path, content in tree(world.fs, f"{ROOT}/objects").items():
+            for path, content in tree(world.fs).items():
                 world.older.setdefault(path, set()).add(content)
 
 
@@ -138,15 +135,25 @@ class Said:
 
 def ask(world: World, fs: MemoryFileSystem) -> Said:
     """fsck, loads of everything, and a salvage with its proof; wrong bytes fail the test."""
-    findings = [f for f in fsck(fs, ROOT, deep=True).findings]
-    found = [f for f in findings if f.is_damage]
-    known = "note" if any("interrupted append" in f.what for f in findings) else "nothing"
+    checked, found = check(fs)
     load, error = read_all(world, fs)
     repair, decision = repaired(world, fs)
     return Said(
-        fsck="damage" if found else known, load=load, salvage=repair, findings=found, error=error,
-        decision=decision,
-    )  # fmt: skip
+        fsck=checked, load=load, salvage=repair, findings=found, error=error, decision=decision
+    )
+
+
+def check(fs: MemoryFileSystem) -> tuple[str, list[Finding]]:
+    """What a deep check finds."""
+    try:
+        findings = fsck(fs, ROOT, deep=True).findings
+    except NotAStoreError:
+        return "no store", []
+    found = [finding for finding in findings if finding.is_damage]
+    if found:
+        return "damage", found
+    is_torn = any("interrupted append" in finding.what for finding in findings)
+    return "interrupted append" if is_torn else "nothing", []
 
 
 def read_all(world: World, fs: MemoryFileSystem) -> tuple[str, ShardStoreError | None]:
@@ -170,7 +177,7 @@ def read_all(world: World, fs: MemoryFileSystem) -> tuple[str, ShardStoreError |
 def _refusals(world: World, store: Store) -> Iterator[tuple[str, CorruptionError]]:
     for ref in ("head", "side", "kept", "packed"):
         try:
-            there = ref == "head" or ref in {s.name for s in store.snapshots()} | set(names(store))
+            there = ref == "head" or ref in {s.name for s in store.snapshots} | set(names(store))
             if there:
                 step = store.commit_of(ref).step
                 assert everything(store, _ref(ref)) == world.commits[step], f"WRONG BYTES: {ref}"
@@ -179,7 +186,7 @@ def _refusals(world: World, store: Store) -> Iterator[tuple[str, CorruptionError
 
 
 def names(store: Store) -> list[str]:
-    return [info.name for info in store.branches()]
+    return [info.name for info in store.branches]
 
 
 def _ref(text: str) -> Ref:

@@ -1,8 +1,9 @@
 """Kinds of damage, and the table of what is said of each: `python -m tests.support.damages`.
 
 Each kind spoils a clone of the store in `damaged_world` in many ways, here a seeded few, in the
-long profile all of them. The command writes docs/damage.md, which a test compares; what must hold
-whatever the damage is stands in tests/unit/test_damage_table.py.
+long profile up to a thousand (tests/unit/test_damage.py reads with every byte flipped there). The
+command writes docs/damage.md, which a test compares; what must hold whatever the damage is stands
+in tests/unit/test_damage_table.py.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tests.support.stores import ROOT, tree
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "damage.md"
 WAL = f"{ROOT}/wal"
-FEW = 6
-"""Places of a kind that are tried in the short profile and in the document."""
+FEW, MANY = 6, 1000
+"""Ways of a kind that are tried in the short profile, and the document, and in the long one."""
 
 Spoil = Callable[[MemoryFileSystem], str]
 """Damages the store; the path of the file that was hit."""
@@ -41,10 +42,10 @@ class Kind:
     """Every way to do it, in a fixed order."""
 
     def chosen(self, world: World, *, long: bool) -> list[Spoil]:
-        ways = self.ways(world)
-        if long or len(ways) <= FEW:
+        ways, count = self.ways(world), MANY if long else FEW
+        if len(ways) <= count:
             return ways
-        inner = random.Random(f"{self.what} {self.how}").sample(range(1, len(ways) - 1), FEW - 2)
+        inner = random.Random(f"{self.what} {self.how}").sample(range(1, len(ways) - 1), count - 2)
         return [ways[at] for at in (0, *sorted(inner), len(ways) - 1)]
 
 
@@ -182,7 +183,9 @@ def _newest_segment() -> Iterator[Kind]:
     yield Kind(what, "cut off", _cut_off)
     yield Kind(what, "a record twice", _record_twice)
     yield Kind(what, "two records swapped", _records_swapped)
-    yield Kind(what, "an older copy of the segment before", lambda w: replaced(
+    yield Kind(what, "an older copy of it", lambda w: replaced(
+        segment(w)[0], sorted(w.older[segment(w)[0]])))  # fmt: skip
+    yield Kind(what, "the segment before in its place", lambda w: replaced(
         segment(w)[0], [segment(w, 1)[1]]))  # fmt: skip
     yield Kind(what, "of another store", lambda w: replaced(segment(w)[0], [
         content for path, content in sorted(another().items()) if path.startswith(WAL)][-1:]
@@ -265,6 +268,10 @@ def _objects() -> Iterator[Kind]:
         yield from _kinds_of_object(what, file)
 
 
+REUSED = ("raw object of the head", "raw object of a snapshot", "manifest of a snapshot")
+"""Their files held other objects before."""
+
+
 def _kinds_of_object(what: str, file: Callable[[World], tuple[str, bytes]]) -> Iterator[Kind]:
     def header(world: World) -> int:
         return min(BLOCK, len(file(world)[1]) // 2)
@@ -281,8 +288,9 @@ def _kinds_of_object(what: str, file: Callable[[World], tuple[str, bytes]]) -> I
     yield Kind(what, "zeroed", lambda w: zeroed(*file(w), 0, len(file(w)[1])))
     yield Kind(what, "cut off or longer", lambda w: cut_and_longer(*file(w)))
     yield Kind(what, "missing", lambda w: missing(file(w)[0]))
-    yield Kind(what, "an older content of the file",
-               lambda w: replaced(file(w)[0], sorted(w.older.get(file(w)[0], ()))))  # fmt: skip
+    if what in REUSED:
+        yield Kind(what, "an older content of the file",
+                   lambda w: replaced(file(w)[0], sorted(w.older[file(w)[0]])))  # fmt: skip
     yield Kind(what, "another object in its place", lambda w: replaced(file(w)[0], [
         content for path, content in sorted(tree(w.fs, f"{ROOT}/objects").items())
         if content != file(w)[1]]))  # fmt: skip
@@ -337,9 +345,9 @@ def render() -> str:
         "# What is said of damage",
         "",
         "Written by `python -m tests.support.damages`; a test keeps it true. Each line damages",
-        f"one file of a small store in up to {FEW} seeded ways (in the long profile in every way)",
-        "and asks a deep `fsck`, every load, and `recover --salvage`. The store has steps up to",
-        "9: step 9 is the head, 8 is kept, 6 the snapshot `kept` and the branch `side`, 2 the",
+        f"one file of a small store in up to {FEW} seeded ways (in the long profile up to {MANY})",
+        "and asks a deep `fsck`, every load, and `recover --salvage`. Step 12 of the store is the",
+        "head, 11 is kept, 6 is the snapshot `kept` and where the branch `side` stands, 2 the",
         "archived snapshot `packed`. *right*: every load gives what was written. Where several",
         "things are said the place decides. Whatever the line, no load gives a wrong byte, a",
         "salvage leaves a store that a deep check finds clean (but for sealed segments, which are",

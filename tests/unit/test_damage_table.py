@@ -19,6 +19,8 @@ from tests.support.damages import DOCUMENT, KINDS, outcomes, render, said
 
 NAMES = [f"{kind.what}: {kind.how}" for kind in KINDS]
 HARMLESS = {"object that nothing needs", "LOCK, PINS", "files of no store"}
+OLDER = {"missing", "an older copy of it"}
+"""What is left is whole and older, and the files that newer steps wrote again are found instead."""
 WHOLE = {"missing", "an older content of the file", "zeroed", "another object in its place"}
 
 
@@ -29,13 +31,14 @@ def judge(at: int, one: Said, path: str) -> None:
         return
     refused = one.load.startswith(("refused", "opening refused"))
     if refused:
-        assert one.fsck == "damage" and one.salvage != "nothing to do"
-    if one.fsck != "damage":
+        assert one.fsck in ("damage", "no store") and one.salvage != "nothing to do"
+    if one.fsck != "damage" and not refused:
         assert one.load == "right" or "whole" in one.load
     files = {finding.file for finding in one.findings}
-    if one.findings:
-        assert path in files or any(file.startswith(path) for file in files), (path, files)
-    if isinstance(one.error, CorruptionError):
+    is_older = kind.what == "newest segment" and kind.how in OLDER
+    if one.findings and not is_older:  # a missing compressed one is told under its usual name
+        assert any(file.startswith(path.removesuffix(".zst")) for file in files), (path, files)
+    if isinstance(one.error, CorruptionError) and "another store" not in kind.how:
         assert one.error.file in files | {path}, one.error
     for finding in one.findings:
         assert finding.offset is not None or "missing" in finding.what or kind.how in WHOLE
@@ -96,5 +99,5 @@ def test_the_healthy_store_has_one_of_everything() -> None:
     assert formats == {"raw", "safetensors", "pt", "archive"}
     assert sum(w.part[0] == SNAPSHOT_SHARD for w in wanted) == 2
     assert any(name.endswith(".zst") for name in fs.list_directory(f"{ROOT}/wal"))
-    assert {c.step for c in view.state.commits.values()} >= {6, 8, 9}
+    assert {c.step for c in view.state.commits.values()} >= {6, 11, 12}
     assert view.segment.records[-1].body["type"] == "commit"
