@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from shardstore.salvage import Decision, look, salvage
 from shardstore.wal.reader import list_segments, read_bytes, read_log
 from tests.support.stores import (
     ROOT,
+    SETTINGS,
     commit,
     content,
     expected,
@@ -238,6 +240,22 @@ def test_a_lost_record_in_the_middle_costs_no_newer_step(
     assert any("cannot be read" in line for line in decision.lost)
 
 
+@pytest.mark.req("S12", "S4")
+def test_a_step_that_kept_what_a_lost_record_put_is_no_mixture() -> None:
+    """Over the manifest that is known, of step 8, its `put` does not add up to its digest."""
+    fs = built()
+    with open_store(fs) as store:
+        commit(store, 8)
+        commit(store, 9)
+        with store.begin(10) as txn:
+            txn.stage("b", "params", content(1))
+            txn.keep_rest()
+            txn.commit()
+    change(fs, newest(fs), frames(fs)["step 9"] + 200)
+    decision = salvaged(fs, 8, {"early": 2, "late": 5})
+    assert any("step 10" in line and "cannot be put together" in line for line in decision.lost)
+
+
 @pytest.mark.req("S12")
 def test_a_lost_snapshot_record_costs_its_name(running: MemoryFileSystem) -> None:
     change(running, newest(running), frames(running)["snapshot"] + 200)
@@ -429,15 +447,28 @@ def test_a_salvage_may_be_cut_off_at_any_operation(running: MemoryFileSystem, ki
 
 def go_on(image: MemoryFileSystem, before: set[bytes], step: int, names: dict[str, int]) -> None:
     opened = image.kill()
+    rows = promised(image)
     try:
-        open_store(opened, mode="r+").close()
+        with open_store(opened, mode="r+") as store:
+            assert head_step(store) in (9, step), "it was left as it was found, or is salvaged"
     except (CorruptionError, NotAStoreError):
         pass
-    else:  # its salvage was through: opening finishes the moves before anything else
+    else:  # opening finishes the moves before anything else
         assert before <= set(contents(opened))
+        assert rows <= set(quarantined(opened))
     salvage(image, ROOT)
     assert before <= set(contents(image))
     check(image, step, names)
+
+
+def promised(fs: MemoryFileSystem) -> set[str]:
+    """Names of files that the newest record of the log sends into quarantine."""
+    try:
+        last = read_log(fs, ROOT).segment.records[-1].body
+    except (CorruptionError, FileNotFoundError):
+        return set()
+    rows = last["salvage"]["quarantine"] if last.get("reason") == "salvage" else []
+    return {file.rpartition("/")[2] for _, file, _ in rows}
 
 
 def settled(fs: MemoryFileSystem) -> MemoryFileSystem:
@@ -476,3 +507,17 @@ def test_a_salvage_that_fails_is_done_again(running: MemoryFileSystem, kind: str
                 check(fs, step, {n: s.step for n, s in names.items()})
             if not rule.hits:
                 break
+
+
+@pytest.mark.req("S12", "S15")
+def test_what_a_salvage_gives_back_survives_a_power_cut(fs: MemoryFileSystem) -> None:
+    """Steps 7 to 9 were never synced: their process died, and the newest is damaged."""
+    deferred = replace(SETTINGS, durability="deferred", sync_every=100)
+    store = open_store(fs, settings=deferred)
+    for step in (7, 8, 9):
+        commit(store, step)
+    dead = fs.kill()
+    head_lost(dead)
+    salvage(dead, ROOT)
+    for image in dead.power_cuts(limit=60):
+        check(image, 8, {"early": 2, "late": 5})
