@@ -60,7 +60,7 @@ class Entry:
 
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
-    "open": ("reason", "pid", "host", "abandoned"),
+    "open": ("reason", "pid", "host", "abandoned", "salvage"),
     "commit": ("branch", "line", "parent", "metadata"),
     "snapshot": ("name", "target"),
     "archive": ("name",),

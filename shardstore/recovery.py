@@ -39,6 +39,7 @@ from shardstore.format.names import (
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import make_pins
+from shardstore.quarantine import finish_pending
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.upkeep import Upkeep
@@ -215,6 +216,7 @@ def open_for_write(
     _trace(settings, "replay")
     mark, view = _read(fs, root, uuid, assume_power_cut=assume_power_cut)
     found = _plan(fs, root, view, power_cut=assume_power_cut)
+    finish_pending(fs, root, view.segment)
     make_pins(fs, root)
     _make_durable(fs, root, view)
     opening = _opening(fs, root, view)

@@ -46,6 +46,11 @@ def _show(report: Report) -> None:
     damages = sum(finding.is_damage for finding in report.findings)
     verdict = "clean" if report.clean else f"{damages} findings of damage"
     click.echo(f"{shown(report.path)}: {verdict} ({looked})")
+    if not report.clean:
+        command = f"shardstore recover {report.path} --salvage --dry-run"
+        click.echo(
+            f"next: {shown(command)}\n      says which steps are whole and what would be lost"
+        )
 
 
 def _details(finding: Finding) -> list[str]:

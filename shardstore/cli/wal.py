@@ -43,10 +43,11 @@ def _scan(fs: FileSystem, root: str, wanted: int | None) -> tuple[SegmentScan, i
     if index not in indices:
         raise UsageError(f"there is no segment {index}; found {', '.join(map(str, indices))}")
     cut = None
-    if index + 1 in indices:
-        path, data = read_segment_bytes(fs, root, index + 1)
-        link = scan_segment(data, path, index + 1).header.get("predecessor")
-        cut = int(link["cut"]) if link else None
+    following = min((other for other in indices if other > index), default=None)
+    if following is not None:
+        path, data = read_segment_bytes(fs, root, following)
+        link = scan_segment(data, path, following).header.get("predecessor")
+        cut = int(link["cut"]) if link and link["index"] == index else None
     path, data = read_segment_bytes(fs, root, index)
     return scan_segment(data, path, index, cut=cut), cut
 

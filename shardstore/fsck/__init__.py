@@ -18,10 +18,16 @@ from typing import Any
 
 from shardstore.catalog import find_mark
 from shardstore.errors import CorruptionError, StorageError
-from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
+from shardstore.format.names import (
+    OBJECTS_DIRECTORY,
+    QUARANTINE_DIRECTORY,
+    STORE_FILE,
+    WAL_DIRECTORY,
+    slot_of,
+)
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.catalog_check import check_catalog
-from shardstore.fsck.findings import Finding, Wanted, from_error, note, unreadable
+from shardstore.fsck.findings import Finding, Wanted, damage, from_error, note, unreadable
 from shardstore.fsck.log_check import LogCheck, check_log
 from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
@@ -74,6 +80,10 @@ def fsck(
     try:
         marks = find_mark(fs, root, uuid) if uuid is not None else (None, [])  # before the log
         log = check_log(fs, root, uuid)
+        if uuid is not None and len(log.uuids) == 1 and uuid not in log.uuids:
+            (found,) = log.uuids
+            report.findings.append(_anothers(f"{root}/{STORE_FILE}", found, uuid))
+            uuid, log = found, check_log(fs, root, found)
         report.findings += log.findings
         report.segments, report.records = log.segments, log.records
         if log.view is not None:
@@ -82,6 +92,7 @@ def fsck(
             pins.hold(log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)
             _note_unneeded(fs, root, log.state.needed(), report)
+        _note_quarantine(fs, root, report)
     except OSError as error:
         raise StorageError(
             f"checking store {root} failed on {error.filename or root}: {error.strerror}",
@@ -90,6 +101,12 @@ def fsck(
     finally:
         pins.close()
     return report
+
+
+def _anothers(path: str, expected: str, found: str) -> Finding:
+    what = "the uuid is another store's: all of the log has its own"
+    advice = "restore STORE from a copy of the store"
+    return damage(what, path, 0, expected=expected, found=found, advice=advice)
 
 
 def _check_objects(
@@ -161,6 +178,16 @@ def _note_unneeded(fs: FileSystem, root: str, needed: set[int], report: Report) 
     if count:
         what = f"{count} object files ({size} bytes) that nothing needs; they are written again"
         report.findings.append(note(what, directory))
+
+
+def _note_quarantine(fs: FileSystem, root: str, report: Report) -> None:
+    """What salvages have set aside is nobody's but the user's."""
+    directory = f"{root}/{QUARANTINE_DIRECTORY}"
+    if QUARANTINE_DIRECTORY not in fs.list_directory(root):
+        return
+    for name in fs.list_directory(directory):
+        what = f"a salvage set files aside here, as {name}/REASON tells; remove them when you like"
+        report.findings.append(note(what, f"{directory}/{name}"))
 
 
 def _ignore(_count: int) -> None:

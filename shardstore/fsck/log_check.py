@@ -20,6 +20,7 @@ from shardstore.format.names import (
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import LOG_ADVICE, Finding, damage, from_error, note, unreadable
 from shardstore.fsck.scan import SegmentScan, scan_segment
+from shardstore.quarantine import SALVAGE
 from shardstore.wal.reader import (
     REREADS,
     LogView,
@@ -39,6 +40,8 @@ class LogCheck:
     segments: int = 0
     records: int = 0
     newest: SegmentScan | None = None
+    uuids: set[str] = field(default_factory=set)
+    """Stores that the headers of segments name."""
     view: LogView | None = None
     """The state, where the newest segment is sound."""
     state: State | None = None
@@ -78,19 +81,22 @@ def _check_segments(fs: FileSystem, root: str, indices: list[int], uuid: str | N
                    advice=LOG_ADVICE)
         )  # fmt: skip
         return check
-    for index in sorted({*range(indices[-1])} - {*indices}):
-        check.findings.append(
-            damage("a segment of the log is missing", f"{root}/{segment_file(index)}",
-                   expected="a file", found="none", advice=LOG_ADVICE)
-        )  # fmt: skip
+    present = set(indices)
     successor: SegmentScan | None = None
-    for index in reversed(indices):
+    for index in reversed(range(indices[-1] + 1)):
+        passed_over = successor is not None and _is_passed_over(successor, index)
+        if passed_over or index not in present:
+            path = f"{root}/{segment_file(index)}"
+            check.findings[:0] = _not_read(path, passed_over, index in present)
+            successor = successor if passed_over else None
+            continue
         scan = _read(fs, root, index, successor, newest=index == indices[-1])
         _check_header(scan, uuid)
         if successor is not None:
             check.findings += _link_findings(successor, scan)
         check.findings = scan.findings + check.findings
         check.records += len(scan.records)
+        check.uuids |= {str(scan.header["uuid"])} if scan.header else set()
         successor = scan
         if index == indices[-1]:
             check.newest = scan
@@ -98,13 +104,25 @@ def _check_segments(fs: FileSystem, root: str, indices: list[int], uuid: str | N
     return check
 
 
+def _not_read(path: str, is_passed_over: bool, is_there: bool) -> list[Finding]:
+    """About a segment that is missing, or that a salvage passed over."""
+    if not is_passed_over:
+        return [damage("a segment of the log is missing", path, expected="a file", found="none",
+                       advice=LOG_ADVICE)]  # fmt: skip
+    if not is_there:
+        return []
+    what = "a salvage passed over this segment; the next opening for writing sets it aside"
+    return [note(what, path)]
+
+
 def _read(
     fs: FileSystem, root: str, index: int, successor: SegmentScan | None, *, newest: bool
 ) -> SegmentScan:
     path = f"{root}/{segment_file(index)}"
     cut = None
-    if successor is not None and successor.index == index + 1 and successor.header:
-        cut = int((successor.header["predecessor"] or {"cut": 0})["cut"])
+    link = successor.header.get("predecessor") if successor is not None else None
+    if link and link["index"] == index:
+        cut = int(link["cut"])
     scan = SegmentScan(file=path, index=index, size=0)
     for _ in range(REREADS if newest else 1):
         try:
@@ -125,10 +143,11 @@ def _check_header(scan: SegmentScan, uuid: str | None) -> None:
     header = scan.header
     if not header:
         return
+    has_link = header["predecessor"] is not None or (scan.index > 0 and _is_salvage(scan))
     for what, expected, found in (
         ("store", uuid or header["uuid"], header["uuid"]),
         ("version", 0, header["version"]),
-        ("predecessor", scan.index > 0, header["predecessor"] is not None),
+        ("predecessor", scan.index > 0, has_link),
     ):
         if expected != found:
             scan.findings.append(
@@ -137,10 +156,22 @@ def _check_header(scan: SegmentScan, uuid: str | None) -> None:
             )  # fmt: skip
 
 
+def _is_salvage(scan: SegmentScan) -> bool:
+    return bool(scan.records) and scan.records[0].body.get("reason") == SALVAGE
+
+
+def _is_passed_over(successor: SegmentScan, index: int) -> bool:
+    """Whether a salvage took over from an older segment than the one before its own, or none."""
+    if not successor.header or not _is_salvage(successor):
+        return False
+    link = successor.header["predecessor"]
+    return index > (int(link["index"]) if link else -1)
+
+
 def _link_findings(successor: SegmentScan, scan: SegmentScan) -> list[Finding]:
     """Whether a segment says of its predecessor what is there."""
     link = successor.header.get("predecessor")
-    if not link or scan.index != successor.index - 1 or scan.damaged or not scan.records:
+    if not link or scan.damaged or not scan.records:
         return []
     last = scan.records[-1]
     found = {"index": scan.index, "cut": scan.end, "seq": last.seq, "chain": last.chain}

@@ -49,7 +49,7 @@ def wanted_objects(fs: FileSystem, root: str, state: State) -> Wants:
             part=part, reference=info.reference, step=info.step, snapshots=(info.name,), whole=True
         )
         found[part, info.reference] = manifest
-        held = _read_manifest(fs, root, manifest)
+        held = read_manifest(fs, root, manifest)
         if held is None:
             complete = False
             held = state.commits.get(info.seq)
@@ -75,7 +75,7 @@ def _add(found: dict[Key, Wanted], commit: CommitInfo, snapshots: tuple[str, ...
         )
 
 
-def _read_manifest(fs: FileSystem, root: str, wanted: Wanted) -> CommitInfo | None:
+def read_manifest(fs: FileSystem, root: str, wanted: Wanted) -> CommitInfo | None:
     """The commit in a snapshot's manifest; None where it cannot be had."""
     path = f"{root}/{wanted.reference.file}"
     try:

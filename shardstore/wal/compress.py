@@ -54,6 +54,8 @@ def _compress(fs: FileSystem, root: str, index: int, bytes_min: int) -> bool:
         return False
     try:
         predecessor = read_segment(fs, root, index + 1).header["predecessor"]
+        if predecessor is None or predecessor["index"] != index:
+            return False  # a salvage passed over it
         cut = int(predecessor["cut"])
         read_segment(fs, root, index, cut=cut)
     except (CorruptionError, FileNotFoundError):

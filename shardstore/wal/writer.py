@@ -154,13 +154,15 @@ def make_segment(
     opening: Mapping[str, Any],
     prewrite: int = PREWRITE_BYTES,
     first_seq: int | None = None,
+    index: int | None = None,
 ) -> SegmentWriter:
     """Make the next segment durable and visible (rule 1), or the first one of a new store.
 
-    `opening` is the opening record but for its seq. A publication passes over sequence numbers.
+    `opening` is the opening record but for its seq. A publication passes over sequence numbers, a
+    salvage over segments too.
     """
     before = predecessor or Predecessor(index=-1, cut=0, seq=0, chain=ZERO_DIGEST)
-    salt, index = fs.random_bytes(8).hex(), before.index + 1
+    salt, index = fs.random_bytes(8).hex(), before.index + 1 if index is None else index
     first = before.seq + 1 if first_seq is None else first_seq
     header = {
         "type": "segment",

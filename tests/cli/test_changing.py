@@ -67,7 +67,7 @@ def test_the_root_lists_every_command() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["nosuch"], ["--nosuch"], ["ls"], ["ls", "a", "b", "c"], ["recover", "run", "--salvage"],
+    [["nosuch"], ["--nosuch"], ["ls"], ["ls", "a", "b", "c"], ["recover", "run", "--salvages"],
      ["log", "run", "-n", "0"], ["log", "run", "-n", "x"], ["wal", "run", "--segment", "-1"]],
 )  # fmt: skip
 def test_wrong_usage_exits_16(words: list[str]) -> None:

@@ -115,11 +115,13 @@ class Segment:
         header, frames = self.header.record, []
         predecessor = header["predecessor"]
         opening = self._envelope(self.header.end, self.salt)
-        published = opening is not None and opening.record.get("reason") == "publish"
+        reason = None if opening is None else opening.record.get("reason")
         chain, seq = ZERO_DIGEST, header["first_seq"]
         if predecessor is not None:
             chain = predecessor["chain"]
-            if seq != predecessor["seq"] + 1 and not (published and seq > predecessor["seq"]):
+            if seq != predecessor["seq"] + 1 and not (
+                reason in ("publish", "salvage") and seq > predecessor["seq"]
+            ):
                 raise Damaged(self.path, 0, "first_seq does not follow the predecessor's last seq")
         if self.header.predecessor != chain:
             raise Damaged(self.path, 40, "the header's envelope names another predecessor")

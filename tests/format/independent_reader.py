@@ -332,7 +332,7 @@ class IndependentReader:
             state = fold(older)
             for frame in newer.frames[: newer.header.record["copies"]]:
                 state.apply(frame.record, frame.chain)
-            elsewhere = opening(newer)["reason"] in ("clone", "publish")  # 4.2: of another log
+            elsewhere = opening(newer)["reason"] in ("clone", "publish", "salvage")  # 4.2, 4.3
             if not elsewhere and not state.same_as(opening(newer)["state"]):
                 raise Damaged(newer.path, newer.header.end, "the opening states another state")
             newer, count = older, count + 1

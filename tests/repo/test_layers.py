@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"wal"}),
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
-    frozenset({"foreign", "upkeep", "records"}),
+    frozenset({"foreign", "upkeep", "records", "quarantine"}),
     frozenset({"context", "host_cache", "loaded", "views"}),
     frozenset({"staged"}),
     frozenset({"slot_files"}),
@@ -48,7 +48,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"publishing"}),
     frozenset({"store", "store_refs", "store_tiers"}),
     frozenset({"fsck", "history", "tiers", "legacy", "conversion"}),
-    frozenset({"who_pins"}),
+    frozenset({"who_pins", "salvage"}),
     frozenset({"status", "compare", "probe"}),
     frozenset({"", "torch"}),
     frozenset({"cli"}),

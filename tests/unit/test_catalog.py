@@ -144,6 +144,36 @@ def test_no_flipped_byte_changes_what_history_says(root: str) -> None:
 
 
 @pytest.mark.req("S4")
+def test_every_flipped_byte_of_a_mark_is_found(root: str) -> None:
+    check_flips(root, _file(root, "mark"))
+
+
+@pytest.mark.long
+@pytest.mark.req("S4")
+def test_every_flipped_byte_of_an_index_is_found(root: str) -> None:
+    """By plain reads, before anybody maps the file."""
+    check_flips(root, _file(root, "mdb"))
+
+
+def check_flips(root: str, path: Path) -> None:
+    whole, uuid = path.read_bytes(), _uuid(root)
+    known, _ = find_mark(FS, root, uuid)
+    assert known is not None and known.index is not None
+    with path.open("r+b", buffering=0) as file:
+        for at in range(len(whole)):
+            file.seek(at)
+            file.write(bytes([whole[at] ^ (1 << at % 8)]))
+            if path.suffix == ".mark":
+                assert find_mark(FS, root, uuid)[0] is None
+            else:
+                with pytest.raises(CatalogError), open_index(FS, root, known.index):
+                    pass
+            file.seek(at)
+            file.write(whole[at : at + 1])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.req("S4")
 @pytest.mark.parametrize("ending", ["mdb", "mark"])
 def test_a_writer_makes_a_damaged_catalog_anew(root: str, ending: str) -> None:
     path = _file(root, ending)
