@@ -8,7 +8,7 @@ to be as long as it is declared and agree with the archive's checksum before its
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,8 +142,11 @@ def _load(file: ForeignFile, entries: dict[str, Entry], pickled: str, folder: st
     if zlib.crc32(data) != entry.crc:
         raise file.wrong(f"{pickled!r} is damaged: its checksum is wrong")
 
+    storages: dict[tuple[str, str], _Storage] = {}
+
     def storage(pid: Any) -> _Storage:
-        return _storage(file, entries, folder, pid)
+        found = _storage(file, entries, folder, pid)
+        return storages.setdefault((found.entry.name, found.dtype), found)
 
     try:
         return load(data, _TABLE, storage)
@@ -172,8 +175,9 @@ def _tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, *rest: Any
 ) -> _Tensor:
     """As torch rebuilds one: `rest` is a dtype where the storage has none, then flags."""
-    dtype = storage.dtype if isinstance(storage, _Storage) else None
-    flags = list(rest)
+    if not isinstance(storage, _Storage):
+        raise PickleRefused("a tensor without a storage")
+    dtype, flags = storage.dtype, list(rest)
     if flags and isinstance(flags[0], _Type):
         dtype = flags.pop(0).dtype
     numbers = (offset, *shape, *strides) if isinstance(shape, tuple | list) else ()
@@ -263,7 +267,7 @@ def _table() -> dict[str, Any]:
     for module in ("torch", "torch.storage"):
         table |= {f"{module}.{name}": _Type(dtype) for name, dtype in _STORAGES.items()}
         table[f"{module}.UntypedStorage"] = _Type("")
-    calls = {
+    calls: dict[str, Callable[..., Any]] = {
         "collections.OrderedDict": lambda: Attributes(),
         "torch._utils._rebuild_tensor_v2": _tensor,
         "torch._utils._rebuild_tensor_v3": _tensor,

@@ -96,8 +96,9 @@ def expected_shards(config: Mapping[str, Any] | None, metadata: Any) -> tuple[st
     listed = metadata.get("shards") if isinstance(metadata, dict) else None
     if isinstance(listed, list | dict):
         names = [item.get("name") if isinstance(item, dict) else item for item in listed]
-        if names and all(isinstance(name, str) for name in names):
-            return tuple(names)
+        told = tuple(name for name in names if isinstance(name, str))
+        if names and len(told) == len(names):
+            return told
     layers = config.get("num_layers") if config is not None else None
     if type(layers) is not int or not 0 <= layers <= 100_000:
         return ()

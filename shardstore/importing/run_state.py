@@ -44,7 +44,7 @@ def state_of(value: Mapping[str, Any], path: str) -> RunState:
     step = _count(value, ("global_step", "step"), path)
     if step is None:
         raise ForeignFileError("it has no global_step", file=path)
-    loss = next((value[name] for name in _LOSSES if value.get(name) is not None), None)
+    loss: Any = next((value[name] for name in _LOSSES if value.get(name) is not None), None)
     return RunState(
         step=step,
         optimizer_step=_count(value, ("optimizer_step",), path),

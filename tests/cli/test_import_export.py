@@ -43,7 +43,7 @@ def test_a_run_is_imported(tmp_path: Path) -> None:
     run("fsck", tmp_path / "run", "--deep")
     result = run("import", tmp_path / "other", root)
     assert result.stderr.startswith("warning: ") and "global_step 20" in result.stderr
-    assert result.stdout.splitlines()[0].startswith("step 30: 10 parts, 56 tensors, ")
+    assert result.stdout.splitlines()[0].startswith("step 30: 10 parts, 62 tensors, ")
     assert f"state digest {said['state_digest']}" in result.stdout
     assert "--replace" in run("import", tmp_path / "run", root, code=16).stderr
     write_optim(root, "lm_head", params_of("lm_head", 0), step=31)
