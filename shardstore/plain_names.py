@@ -6,13 +6,14 @@ could mean something to a file system, so that two parts have two files and none
 
 from __future__ import annotations
 
-from urllib.parse import quote
+import string
 
 from shardstore.format.digests import digest
 
 SHARD_KEY = "shardstore.shard"
 PART_KEY = "shardstore.part"
 STEP_KEY = "shardstore.step"
+_KEPT = frozenset((string.ascii_letters + string.digits + "_-.").encode())
 _FILE_BYTES_MAX = 200
 _KEPT_BYTES = 120
 
@@ -24,7 +25,7 @@ def file_name(shard: str, part: str, ending: str) -> str:
 
 def _plain(name: str) -> str:
     """Letters, digits, `_`, `-` and inner dots as they are, bytes of all others as %XX."""
-    escaped = quote(name, safe="").replace("~", "%7E")
+    escaped = "".join(chr(b) if b in _KEPT else f"%{b:02X}" for b in name.encode())
     if escaped.startswith("."):
         escaped = f"%2E{escaped[1:]}"
     if len(escaped) > _FILE_BYTES_MAX:

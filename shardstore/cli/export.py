@@ -13,7 +13,7 @@ from shardstore.flat_layout import Layout, parse_layout
 from shardstore.format.manifest import Part
 from shardstore.format.names import PT, SAFETENSORS
 from shardstore.importing.carrying import SETTINGS
-from shardstore.importing.readers import read_small
+from shardstore.importing.small_files import read_small
 from shardstore.pinned_view import PinnedView
 from shardstore.refs import Ref
 from shardstore.store import Store

@@ -48,6 +48,7 @@ class Contents:
     """What stands beside the tensors: numbers and words, by dotted name."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """A safetensors file's own."""
+    warnings: tuple[str, ...] = ()
 
 
 def stretch(file: ForeignFile, spec: TensorSpec, begin: int) -> ForeignTensor:

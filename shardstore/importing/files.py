@@ -109,6 +109,11 @@ class ForeignFile:
         return self._file
 
 
+def is_run_directory(path: str) -> bool:
+    """Whether it is laid out like a run of the earlier system, or one of its checkpoints."""
+    return os.path.isdir(f"{path}/shards/params")
+
+
 def check_within(path: str, root: str) -> None:
     """ForeignFileError where links lead from a path below the directory out of it."""
     real, home = os.path.realpath(path), os.path.realpath(root)

@@ -9,7 +9,6 @@ be shared, so whoever walks through them has to bound that too). Whatever the by
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +38,8 @@ def load(data: bytes, table: Mapping[str, Any], persistent: Callable[[Any], Any]
     """The value that a pickle describes. `table` maps "module.name" to what stands for it."""
     if len(data) > PICKLE_BYTES_MAX:
         raise PickleRefused(f"it has {len(data)} bytes, at most {PICKLE_BYTES_MAX} are read")
+    import pickletools  # late, as commands have to start quickly
+
     machine = _Machine(table, persistent)
     try:
         for opcode, argument, _ in pickletools.genops(data):

@@ -43,6 +43,7 @@ def plan_files(
         parts.append(
             PlannedPart(shard=shard, part=named, tensors=contents.tensors, files=(contents.file,))
         )
+        warnings += contents.warnings
         if contents.values:
             values[shard] = _values(contents, warnings)
     ready = PlannedStep(step=step, parts=checked(parts), facts=_facts(values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardstore.format.placement import DTYPE_SIZES, TensorSpec
@@ -33,6 +33,8 @@ _SHARING_MAX = 4
 """Tensors may share storages, tied weights do; beyond so many times the file's size they do not."""
 _WHOLE = "tensor"
 """What a file's only tensor is called that has no name."""
+
+_UNCHECKED = "was written without checksums: whether its bytes are whole cannot be told"
 
 _DTYPES = {
     "float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "float16": "F16",
@@ -62,11 +64,12 @@ class _Storage:
     file: ForeignFile
     entry: Entry
     dtype: str
-    checked: bool = field(default=False)
+    checked: bool
+    """Nothing is left to compare."""
 
     def read(self, begin: int, view: memoryview, advance: Advance) -> None:
         """A stretch of it, after the checksum of all of it was compared."""
-        if begin == 0 and len(view) == self.entry.size:
+        if not self.checked and begin == 0 and len(view) == self.entry.size:
             crc = 0
             for at in range(0, len(view), PIECE_BYTES):
                 piece = view[at : at + PIECE_BYTES]
@@ -131,7 +134,10 @@ def read(file: ForeignFile) -> Contents:
     total = sum(tensor.spec.nbytes for tensor in tensors.values())
     if total > _SHARING_MAX * file.size:
         raise file.wrong("its tensors are more than it can hold", f"{file.size} bytes", total)
-    return Contents(file=file, kind="pt", tensors=tuple(tensors.values()), values=values)
+    return Contents(
+        file=file, kind="pt", tensors=tuple(tensors.values()), values=values,
+        warnings=() if entries[pickles[0]].crc else (f"{file.path} {_UNCHECKED}",),
+    )  # fmt: skip
 
 
 def _load(file: ForeignFile, entries: dict[str, Entry], pickled: str, folder: str) -> Any:
@@ -139,7 +145,7 @@ def _load(file: ForeignFile, entries: dict[str, Entry], pickled: str, folder: st
     if entry.size > PICKLE_BYTES_MAX:
         raise file.wrong("its pickle is too long", f"{PICKLE_BYTES_MAX} bytes", entry.size)
     data = file.read(entry.begin, entry.size)
-    if zlib.crc32(data) != entry.crc:
+    if entry.crc and zlib.crc32(data) != entry.crc:
         raise file.wrong(f"{pickled!r} is damaged: its checksum is wrong")
 
     storages: dict[tuple[str, str], _Storage] = {}
@@ -168,7 +174,8 @@ def _storage(file: ForeignFile, entries: dict[str, Entry], folder: str, pid: Any
     size = count * DTYPE_SIZES.get(kind.dtype, 1)
     if size != entry.size:
         raise file.wrong(f"storage {entry.name!r} has the wrong length", size, entry.size)
-    return _Storage(file, entry, kind.dtype)
+    # Torch can be told to write no checksums; that of a pickle is not zero by chance.
+    return _Storage(file, entry, kind.dtype, checked=not entries[f"{folder}data.pkl"].crc)
 
 
 def _tensor(

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import ForeignFileError
-from shardstore.importing.files import check_within
+from shardstore.importing.files import check_within, is_run_directory
 from shardstore.importing.plan import Plan, PlannedStep
-from shardstore.importing.readers import parse_object, read_small
 from shardstore.importing.run_files import OPTIM, PARAMS, expected_shards, read_shards
 from shardstore.importing.run_state import RunState, audit, state_of
+from shardstore.importing.small_files import parse_object, read_small
 
 CONFIG = "config.json"
 STATE = "trainer_state.json"
@@ -35,10 +35,6 @@ class _Texts:
 
     raw: Mapping[str, bytes]
     parsed: Mapping[str, dict[str, Any]]
-
-
-def is_run_directory(path: str) -> bool:
-    return os.path.isdir(f"{path}/shards/{PARAMS}")
 
 
 def plan_run(root: str, *, checkpoints: bool) -> Plan:

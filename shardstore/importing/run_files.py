@@ -68,6 +68,7 @@ def read_shards(directory: str, root: str, expected: tuple[str, ...]) -> RunShar
     steps: dict[str, int | None] = {}
     for shard, path in sorted(params.items()):
         contents = read_contents(path, within=root)
+        warnings += contents.warnings
         tensors, names = _renamed(shard, contents)
         parts.append(_part(shard, PARAMS, tensors, contents))
         if shard not in optim:
@@ -79,7 +80,7 @@ def read_shards(directory: str, root: str, expected: tuple[str, ...]) -> RunShar
             moved, steps[shard], told = moments.translate(state, tensors, names)
         finally:
             state.file.close()
-        warnings += told
+        warnings += [*state.warnings, *told]
         parts.append(_part(shard, OPTIM, moved, state))
     return RunShards(parts=checked(parts), steps=steps, warnings=tuple(warnings))
 

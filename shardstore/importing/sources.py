@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from shardstore.errors import UsageError
 from shardstore.flat_layout import parse_layout
 from shardstore.format.names import STORE_FILE
-from shardstore.importing.files import ForeignFile
+from shardstore.importing.files import ForeignFile, is_run_directory
 from shardstore.importing.flat_file import fits, is_named, plan_flat
 from shardstore.importing.plain_files import plan_files
 from shardstore.importing.plan import Plan
 from shardstore.importing.pt_file import is_pt
-from shardstore.importing.readers import read_small
-from shardstore.importing.run_directory import is_run_directory, plan_run
 from shardstore.importing.safetensors_file import is_safetensors
+from shardstore.importing.small_files import read_small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,8 @@ def make_plan(paths: Sequence[str], wishes: Wishes) -> Plan:
     if any(os.path.isdir(path) for path in paths):
         _refuse("a run directory", layout=wishes.layout, shard=wishes.shards, part=wishes.part,
                 step=wishes.step)  # fmt: skip
+        from shardstore.importing.run_directory import plan_run
+
         return plan_run(_one_directory(paths), checkpoints=wishes.checkpoints)
     _refuse("files", no_checkpoints=not wishes.checkpoints)
     flat = [path for path in paths if _is_flat(path)]

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import io
 import struct
-import zipfile
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shardstore.importing.files import ForeignFile
+
+if TYPE_CHECKING:
+    import zipfile
 
 TABLE_BYTES_MAX = 8 << 20
 _LOCAL = struct.Struct("<4s22xHH")
 _END_BYTES = 22
+_STORED = 0
 _ENCRYPTED = 1
 _UTF8 = 0x800
 
@@ -33,6 +37,8 @@ class Entry:
 
 def read_entries(file: ForeignFile) -> dict[str, Entry]:
     """The archive's entries by name; ForeignFileError where it is not as described above."""
+    import zipfile  # late, as commands have to start quickly
+
     last = file.read(max(0, file.size - _END_BYTES), min(_END_BYTES, file.size))
     if last[:4] != b"PK\x05\x06":
         raise file.wrong(
@@ -61,7 +67,7 @@ def read_entries(file: ForeignFile) -> dict[str, Entry]:
 
 def _entry(file: ForeignFile, info: zipfile.ZipInfo, table: int) -> Entry:
     what = f"entry {info.filename[:200]!r}"
-    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+    if info.compress_type != _STORED or info.compress_size != info.file_size:
         # Unpacked it could be of any size; torch packs nothing.
         raise file.wrong(f"{what} is compressed", "entries stored as they are", "another kind")
     if info.flag_bits & _ENCRYPTED:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from shardstore import Store
 from shardstore.errors import ForeignFileError
 from shardstore.importing.files import ForeignFile
-from shardstore.importing.readers import JSON_BYTES_MAX, parse_json, read_contents, read_small
+from shardstore.importing.readers import read_contents
+from shardstore.importing.small_files import JSON_BYTES_MAX, parse_json, read_small
 
 PEAK_BYTES = 16 << 20
 

@@ -379,6 +379,20 @@ def test_flipped_bits_are_found_or_harmless(tmp_path: Path) -> None:
     assert found > 300
 
 
+def test_files_without_checksums_say_so(tmp_path: Path) -> None:
+    value = {"w": torch.arange(9.0), "part": torch.arange(9.0)[2:4]}
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = saved(tmp_path / "t.pt", value)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_all(path)["w"][2] == bits(value["w"])
+    assert read_all(path)["part"][2] == bits(value["part"])
+    (warning,) = read_contents(str(path)).warnings
+    assert "was written without checksums" in warning
+    assert read_contents(str(saved(path, value))).warnings == ()
+
+
 def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "t.pt", {"w": torch.zeros(100)})
     contents: Contents = read_contents(str(path))
