@@ -22,6 +22,7 @@
     |   |-- MissingLibraryError        an optional dependency is needed and not installed
     |   `-- StorageError               the file system refused (full, I/O error, permission)
     |-- CorruptionError            bytes are not what was written: run fsck
+    |-- ForeignFileError           a file to import is damaged, hostile or of another kind
     `-- PoisonedError              an append or sync failed: close and open again
 
 Every message names the file, shard, tensor or ref, what was expected and found, and what to do.
@@ -144,6 +145,20 @@ class CorruptionError(ShardStoreError):
         self.what = what
         self.file = file
         self.offset = offset
+        self.expected = expected
+        self.found = found
+
+
+class ForeignFileError(ShardStoreError):
+    """A file to import is not what it has to be. Nothing in it was executed or taken."""
+
+    def __init__(
+        self, what: str, *, file: str, expected: Any = None, found: Any = None, advice: str = ""
+    ) -> None:
+        detail = "" if expected is None else f" (expected {expected}, found {found})"
+        super().__init__(f"{file}: {what}{detail}{'; ' if advice else ''}{advice}")
+        self.what = what
+        self.file = file
         self.expected = expected
         self.found = found
 

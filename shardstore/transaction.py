@@ -7,7 +7,7 @@ time may use a transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,12 +22,8 @@ from shardstore.errors import (
     TransactionError,
 )
 from shardstore.format.digests import ZERO_DIGEST, expect_digest
-from shardstore.format.layout import ObjectHeader, ObjectLabel, plan_layout
-from shardstore.format.manifest import (
-    Part,
-    manifest_digest,
-    write_id,
-)
+from shardstore.format.layout import ObjectHeader, ObjectLabel, TensorSpec, plan_layout
+from shardstore.format.manifest import Part, manifest_digest, write_id
 from shardstore.format.names import check_data_name
 from shardstore.loaded import Checkout, LoadedObject
 from shardstore.metadata import check_metadata, encode_blobs
@@ -122,16 +118,15 @@ class Transaction:
 
         The buffer belongs to the caller until it is staged with donate=True or closed.
         """
-        key = self._check_part(shard, part)
-        buffer, header = self._read(key, for_change=True)
+        return self._lend(*self._read(self._check_part(shard, part), for_change=True))
 
-        def give_back(closed: LoadedObject) -> None:
-            self._checkouts.pop(id(closed), None)
-            buffer.release()
-
-        checkout = Checkout(buffer, header, give_back)
-        self._checkouts[id(checkout)] = checkout
-        return checkout
+    def blank(self, shard: str, part: str, specs: Sequence[TensorSpec]) -> Checkout:
+        """A writable object whose tensors hold anything until the caller has filled them; whatever
+        the part holds now. It is staged like what `checkout` gives."""
+        header = raw.blank_header(specs, *self._check_part(shard, part))
+        buffer = self._session.cache.acquire(header.layout.total_bytes)
+        raw.zero_pads(buffer.view, header.layout)
+        return self._lend(buffer, header)
 
     def load(self, shard: str, part: str) -> LoadedObject:
         """The part as this transaction sees it: staged, else the parent's. Read-only."""
@@ -278,6 +273,15 @@ class Transaction:
             "blobs": blobs,
         }
         return {**record, "unkeep": unkept(state, record)}
+
+    def _lend(self, buffer: Buffer, header: ObjectHeader) -> Checkout:
+        def give_back(closed: LoadedObject) -> None:
+            self._checkouts.pop(id(closed), None)
+            buffer.release()
+
+        checkout = Checkout(buffer, header, give_back)
+        self._checkouts[id(checkout)] = checkout
+        return checkout
 
     def _stage_donated(self, key: Part, checkout: Checkout) -> None:
         if (checkout.shard, checkout.part) != key:

@@ -112,6 +112,9 @@ class Training:
             require_same_data(state.data, self._data.fingerprint, f"{settings.data_dir}")
         if state.cursor is None:
             self.cursor = self._data.cursor(0)
+            if state.step:
+                self._report("warning", {"text": "the run does not say which rows it has seen: "
+                             "data begin with the first"})  # fmt: skip
         else:
             self.cursor = DataCursor.from_json(state.cursor)
             self._data.resume(self.cursor)

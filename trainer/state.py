@@ -37,6 +37,7 @@ from shardstore import (
     UsageError,
     Wear,
 )
+from trainer import imported
 from trainer.architecture import OPTIM, PARAMS, ModelConfig, model_from_dict
 from trainer.errors import ResumeError
 from trainer.init import init_shard
@@ -203,6 +204,8 @@ class Run:
     def state(self, at: str = "head") -> tuple[TrainerState, ModelConfig]:
         """The trainer state and the model of a commit; `at` as on the command line."""
         commit = self._store.commit_of(Ref.parse(at))
+        if "trainer" not in commit.metadata and imported.KEY in commit.metadata:
+            return self._imported(commit, Ref.parse(at))
         try:
             state = TrainerState.from_json(commit.metadata["trainer"])
             model = model_from_dict(commit.metadata["model"], source=f"run {self._store.path}")
@@ -217,6 +220,15 @@ class Run:
                 f"{model.digest()}, its trainer state names {state.config_hash}"
             )
         return state, model
+
+    def _imported(self, commit: Commit, at: Ref) -> tuple[TrainerState, ModelConfig]:
+        """Of a commit that `shardstore import` made of another system's run."""
+        found = commit.metadata[imported.KEY]
+        where = f"run {self._store.path}: step {commit.step}"
+        model = imported.model_of(found, where)
+        rows = [(r.shard, r.part, r.tensor, r.dtype, r.shape) for r in self._store.tensors(at)]
+        imported.check_tensors(model, rows, where)
+        return TrainerState(**imported.counters_of(found, model)), model
 
     def restore_rng(self) -> None:
         """Set the generators to where the head's commit left them."""

@@ -1,8 +1,8 @@
 """What the commands share: exit codes, parameters, consent, progress.
 
-Contract: 0 done, 4 damage (CorruptionError, findings), 8 could not run (the world is in the way:
-UnavailableError, PoisonedError, the operating system, nobody reading), 16 wrong usage. Commands
-that only read open the store for reading and change no byte. `output` prints.
+Contract: 0 done, 4 damage (CorruptionError, ForeignFileError, findings), 8 could not run (the world
+is in the way: UnavailableError, PoisonedError, the operating system, nobody reading), 16 wrong
+usage. Commands that only read open the store for reading and change no byte. `output` prints.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 
 from shardstore.errors import (
     CorruptionError,
+    ForeignFileError,
     NotAStoreError,
     ShardStoreError,
     StorageError,
@@ -45,7 +46,7 @@ _CODES = "Exit codes: 0 done, 4 damage, 8 could not run, 16 wrong usage."
 
 def exit_code(error: ShardStoreError) -> int:
     """The exit code that an error of the store stands for."""
-    if isinstance(error, CorruptionError):
+    if isinstance(error, CorruptionError | ForeignFileError):
         return EXIT_DAMAGE
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_UNAVAILABLE
 

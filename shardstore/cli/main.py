@@ -41,6 +41,8 @@ COMMANDS = {
     "gc": ("shardstore.cli.gc", "Give back the space of what is no longer kept."),
     "archive": ("shardstore.cli.archive", "Pack a snapshot, to take less room."),
     "convert": ("shardstore.cli.convert", "Write the head's objects in another format."),
+    "import": ("shardstore.cli.import_", "Take files of other systems in, as commits."),
+    "export": ("shardstore.cli.export", "Write a commit as files that other tools read."),
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
     "bench": ("shardstore.cli.bench", "What a disk can do, and what a commit will cost there."),
 }
@@ -58,7 +60,8 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        home = COMMANDS[cmd_name][0]
+        command: click.Command = getattr(import_module(home), home.rpartition(".")[2])
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

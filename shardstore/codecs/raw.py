@@ -8,7 +8,7 @@ lie and writes the header; `shardstore.loaded` reads objects back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import xxhash
@@ -16,8 +16,9 @@ import xxhash
 from shardstore.codecs import PIECE_BYTES, refusal
 from shardstore.errors import InvalidNameError
 from shardstore.format.digests import digest
-from shardstore.format.layout import ObjectLayout, TensorSpec
+from shardstore.format.layout import ObjectHeader, ObjectLayout, TensorSpec, plan_layout
 from shardstore.format.names import check_data_name
+from shardstore.format.placement import blank_label
 
 Tensors = Mapping[str, Any]
 
@@ -42,6 +43,23 @@ def specs_of(tensors: Tensors, *, shard: str, part: str) -> list[TensorSpec]:
     return specs
 
 
+def blank_header(specs: Sequence[TensorSpec], shard: str, part: str) -> ObjectHeader:
+    """Of an object whose tensors are still to be filled in; InvalidNameError or InvalidTensorError
+    where there can be none."""
+    names = [check_data_name("tensor", spec.name) for spec in specs]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidNameError(f"shard {shard!r} part {part!r}: two tensors are named {twice!r}")
+    layout = plan_layout(specs, shard, part)
+    return ObjectHeader(layout=layout, label=blank_label(shard, part), digests=())
+
+
+def zero_pads(view: memoryview, layout: ObjectLayout) -> None:
+    """What lies between the tensors."""
+    for begin, end in layout.pads:
+        view[begin:end] = bytes(end - begin)
+
+
 def fill(
     view: memoryview,
     layout: ObjectLayout,
@@ -60,8 +78,7 @@ def fill(
         tensor = tensors[entry.spec.name]
         memory = view[entry.begin : entry.end]
         copies.append(_side(tensor, entry.spec.name).begin_copy(tensor, memory))
-    for begin, end in layout.pads:
-        view[begin:end] = bytes(end - begin)
+    zero_pads(view, layout)
     digests = []
     for entry, copy in zip(layout.tensors, copies, strict=True):
         state, end = xxhash.xxh3_128(), entry.begin
@@ -83,8 +100,7 @@ def copy_bytes(
     view: memoryview, layout: ObjectLayout, raw_of: Callable[[str], memoryview]
 ) -> list[str]:
     """As `fill`, from the bytes of tensors that are stored already (`LoadedObject.raw`)."""
-    for begin, end in layout.pads:
-        view[begin:end] = bytes(end - begin)
+    zero_pads(view, layout)
     return [
         _digest_pieces(_copy_pieces(view[entry.begin : entry.end], raw_of(entry.spec.name)))
         for entry in layout.tensors

@@ -117,7 +117,7 @@ def plan_layout(specs: Iterable[TensorSpec], shard: str, part: str) -> ObjectLay
     if end > position:
         pads.append((position, end))
     relative = ObjectLayout(tensors=tuple(entries), pads=tuple(pads), header_bytes=0, total_bytes=0)
-    text = _header_text(relative, _blank_label(shard, part), [ZERO_DIGEST] * len(entries))
+    text = _header_text(relative, blank_label(shard, part), [ZERO_DIGEST] * len(entries))
     header = _round_up(LENGTH_BYTES + len(text), BLOCK_BYTES)
     if header - LENGTH_BYTES > HEADER_BYTES_MAX or header + end > OBJECT_BYTES_MAX:
         raise InvalidTensorError(
@@ -212,7 +212,8 @@ def _header_text(layout: ObjectLayout, label: ObjectLabel, digests: Sequence[str
     return json.dumps(members, separators=(",", ":")).encode("ascii")
 
 
-def _blank_label(shard: str, part: str) -> ObjectLabel:
+def blank_label(shard: str, part: str) -> ObjectLabel:
+    """Of an object that nobody has written yet."""
     write = f"{0:016x}-{0:016x}"
     zero = ZERO_DIGEST
     return ObjectLabel(

@@ -18,6 +18,7 @@ from tests.repo.source_tree import ROOT, modules
 INTERNAL = {
     "shardstore.catalog.index.CatalogError",
     "shardstore.fs.memory_image.CrashPoint",
+    "shardstore.importing.pickles.PickleRefused",
     "shardstore.fs.protocol.LockHeld",
     "shardstore.wal.state.FoldError",
 }
