@@ -133,9 +133,8 @@ class Cutter:
     @contextmanager
     def _writer(self) -> Iterator[tuple[Process, History]]:
         self._step += _STEP_GAP + self._draw.randrange(2)
-        options = ("--boot", self._system.boot_id())
-        errors = self._disk.image.with_name("writer")
-        with Process("write", self._root, self._step, *options, errors=errors) as child:
+        errors, boot = self._disk.image.with_name("writer"), self._system.boot_id()
+        with Process("write", self._root, self._step, boot, errors=errors) as child:
             child.await_line("ready")
             yield child, History([self._seen])
 

@@ -1,34 +1,32 @@
 """A process that works on a real store and is interrupted from outside.
 
-    python -m tests.crash.real_child ACTION ROOT STEP [--boot ID] [--short N]
+    python -m tests.crash.real_child serve             one short-lived process after the other
+    python -m tests.crash.real_child write ROOT STEP BOOT    until it is killed, saying what it begins
 
-Everything that Python imports late is imported before it says "ready"; then it waits for a line,
-so that whoever traces it sees the action's own system calls and no others. It says "done" when the
-action has returned, "failed KIND" when the store refused: a store that is not poisoned has to
-take the same action again. `write` goes on until it is killed and says what it begins. Exit codes:
-0 done, 3 refused at last; anything else is a bug.
+The server reads lines "ACTION STEP SHORT ROOT" and forks for each: everything that Python imports
+late is there by then, so that whoever traces the process sees the action's own system calls and no
+others. It says "ready PID", waits for a line, and says "done" when the action has returned, "failed
+KIND" when the store refused: a store that is not poisoned has to take the same action again. Its
+server says "ended CODE": 0 done, 3 refused at last, below 0 a signal; anything else is a bug.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import io
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from shardstore import Store
 from shardstore.cli.recover import recover
-from shardstore.errors import PoisonedError, ShardStoreError, StorageError
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.errors import PoisonedError, ShardStoreError
 from tests.crash.real_store import SETTINGS, OtherBoot, commit
 
-ACTIONS = ("commit", "snapshot", "publish", "open", "recover", "write")
 EXIT_REFUSED = 3
 SHORT_BYTES = 512
 _PR_SET_PTRACER = 0x59616D61
@@ -40,9 +38,20 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
+def hear() -> str:
+    """A line, and not a byte more: the next one may be for another process."""
+    heard = b""
+    while not heard.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise SystemExit(0)
+        heard += byte
+    return heard.decode().rstrip("\n")
+
+
 def ready() -> None:
-    say("ready")
-    sys.stdin.readline()
+    say(f"ready {os.getpid()}")
+    hear()
 
 
 def recover_by_command(root: str) -> None:
@@ -72,7 +81,7 @@ def warm_up() -> None:
             store.publish(f"{directory}/durable")
             commit(store, step + 1)
             store.publish(f"{directory}/durable")
-        with suppress(StorageError):  # so that what an error needs is there too
+        with suppress(ShardStoreError):  # so that what an error needs is there too
             Store.open(f"{directory}/none/run", "a").close()
         recover_by_command(root)
 
@@ -128,10 +137,9 @@ def write_on(root: str, step: int, boot: str) -> None:
 
     "done" speaks for all that began before: every other writer defers durability, and says it when
     a sync has returned."""
-    fs = OtherBoot(boot) if boot else PosixFileSystem()
     deferred = step % 2 == 1
     settings = replace(SETTINGS, durability="deferred", sync_every=1000) if deferred else SETTINGS
-    with Store.open(root, "r+", fs=fs, settings=settings) as store:
+    with Store.open(root, "r+", fs=OtherBoot(boot), settings=settings) as store:
         say("ready")
         while True:
             say(f"began commit {step}")
@@ -151,30 +159,39 @@ def write_on(root: str, step: int, boot: str) -> None:
             step += 1
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("root")
-    parser.add_argument("step", type=int)
-    parser.add_argument("--boot", default="")
-    parser.add_argument("--short", type=int, default=0)
-    chosen = parser.parse_args()
+def act_once(action: str, root: str, step: int, short: int) -> int:
+    """In the forked process; the exit code."""
     with suppress(AttributeError, OSError):  # a tracer need not be an ancestor
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(2**64 - 1), 0, 0, 0)
-    root = str(Path(chosen.root).resolve())
-    if chosen.action == "write":
-        write_on(root, chosen.step, chosen.boot)
-    warm_up()
     try:
-        if chosen.action in ("open", "recover"):
-            open_only(chosen.action, root, chosen.short)
+        if action in ("open", "recover"):
+            open_only(action, root, short)
         else:
-            open_and_work(chosen.action, root, chosen.step, chosen.short)
+            open_and_work(action, root, step, short)
     except ShardStoreError as error:
         say(f"refused {type(error).__name__}")
         return EXIT_REFUSED
+    except BaseException:
+        traceback.print_exc()
+        return 1
     return 0
 
 
+def serve() -> None:
+    """One process for each line."""
+    warm_up()
+    while True:
+        action, step, short, root = hear().split(" ", 3)
+        pid = os.fork()
+        if pid == 0:
+            code = act_once(action, root, int(step), int(short))
+            sys.stderr.flush()
+            os._exit(code)
+        say(f"ended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        write_on(sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -49,7 +49,7 @@ def mounted(kind: str, point: Path, options: str = "", source: str = "none") -> 
     try:
         yield point
     finally:
-        call("umount", point)
+        leave(point)
 
 
 @contextmanager
@@ -61,7 +61,15 @@ def read_only(directory: Path, point: Path) -> Iterator[Path]:
         call("mount", "-o", "remount,bind,ro", point)
         yield point
     finally:
+        leave(point)
+
+
+def leave(point: Path) -> None:
+    """Unmount; where a file is still open, as soon as it is closed."""
+    try:
         call("umount", point)
+    except OSError:
+        call("umount", "--lazy", point)
 
 
 class ImageDisk:
@@ -126,7 +134,8 @@ class ImageDisk:
 
     def close(self) -> None:
         if self._is_mounted:
-            self.unmount()
+            leave(self.point)
+            self._is_mounted = False
         device, self._device = self._device, ""
         if device:
             call("losetup", "--detach", device)

@@ -1,4 +1,4 @@
-"""One `real_child` seen from outside: its lines, its end, and never left behind.
+"""A `real_child` seen from outside: its lines, its end, and never left behind.
 
 Nothing waits for time to pass, but for the child's next line; a child that hangs is killed.
 """
@@ -20,30 +20,26 @@ HUNG_SECONDS = 120.0
 class Process:
     """Use it in a `with` block; one thread."""
 
-    def __init__(
-        self, action: str, root: Path, step: int, *options: str, errors: Path | None = None
-    ) -> None:
+    def __init__(self, *words: object, errors: Path) -> None:
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(TOP)}
-        words = [sys.executable, "-m", "tests.crash.real_child", action, str(root), str(step)]
-        self._errors = errors or root.with_name(root.name + ".errors")
-        with self._errors.open("wb") as file:
+        self._errors = errors
+        with errors.open("wb") as file:
             self._process = subprocess.Popen(
-                [*words, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
-                cwd=TOP, env=environment,
+                [sys.executable, "-m", "tests.crash.real_child", *map(str, words)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, cwd=TOP,
+                env=environment,
             )  # fmt: skip
         self.lines: list[str] = []
         self._rest = b""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def await_line(self, wanted: str) -> None:
-        """Until it says this; AssertionError where it ends before."""
-        while wanted not in self.lines:
-            assert self.read(HUNG_SECONDS), (
-                f"it ended without {wanted!r}: {self.lines} {self.said()}"
-            )
+    def await_line(self, wanted: str) -> str:
+        """The first line that begins so; AssertionError where it ends before."""
+        while True:
+            for line in self.lines:
+                if line.startswith(wanted):
+                    return line
+            if not self.read(HUNG_SECONDS):
+                raise AssertionError(f"it says no {wanted!r}: {self.lines} {self.said()}")
 
     def read(self, seconds: float) -> bool:
         """Take what comes within this time; False when there was nothing, or it is at its end."""
@@ -55,9 +51,9 @@ class Process:
         self.lines += [line.decode() for line in lines]
         return bool(found)
 
-    def go(self) -> None:
+    def tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
+        self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
 
     def kill(self) -> None:
@@ -67,13 +63,8 @@ class Process:
         while self.read(0):
             pass
 
-    def wait(self) -> int:
-        """The exit code, after everything it said."""
-        while self.read(HUNG_SECONDS):
-            pass
-        return self._process.wait(HUNG_SECONDS)
-
     def said(self) -> str:
+        """The end of what it wrote on its terminal."""
         return self._errors.read_text(errors="replace")[-2000:]
 
     def __enter__(self) -> Self:
@@ -90,3 +81,23 @@ class Process:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
+
+
+class Server(Process):
+    """`real_child serve`: a short-lived process for each action, started in no time."""
+
+    def __init__(self, errors: Path) -> None:
+        super().__init__("serve", errors=errors)
+
+    def start(self, action: str, root: Path, step: int, *, short: int = 0) -> int:
+        """The process id; it waits for `go`."""
+        self.lines.clear()
+        self.tell(f"{action} {step} {short} {root.resolve()}")
+        return int(self.await_line("ready ").split()[1])
+
+    def go(self) -> None:
+        self.tell("go")
+
+    def wait(self) -> int:
+        """The exit code, below 0 for a signal."""
+        return int(self.await_line("ended ").split()[1])

@@ -20,17 +20,17 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from shardstore import Store
-from shardstore.errors import PoisonedError, StorageError
+from shardstore.errors import PoisonedError, ShardStoreError, StorageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.posix import PosixFileSystem
 from tests.crash.real_child import EXIT_REFUSED
-from tests.crash.real_process import Process
+from tests.crash.real_process import Server
 from tests.crash.real_store import SETTINGS, Seen, Wrong, commit, judge, look, sound
 from tests.support.permitted import find
 
@@ -101,8 +101,8 @@ class Strace:
 class Bench:
     """A store to interrupt, made anew now and then so that its history stays short."""
 
-    def __init__(self, directory: Path, action: str) -> None:
-        self._directory, self._action = directory, action
+    def __init__(self, directory: Path, action: str, server: Server) -> None:
+        self._directory, self._action, self._server = directory, action, server
         self._stores = self._uses = 0
         self._step = 1
         self._root = directory
@@ -110,15 +110,10 @@ class Bench:
 
     def count(self) -> Counter[str]:
         """Call -> how often one thread of the action makes it, at most."""
-        log = self._prepare().with_name("calls.txt")
-        with Process(self._action, self._root, self._take_step()) as child:
-            child.await_line("ready")
-            with Strace(child.pid, log):
-                child.go()
-                code = child.wait()
+        code, log = self._run(0, "")
         if code:
-            raise Wrong(f"{self._action} without any interruption: {code}, {child.said()}")
-        self._settle(child, "")
+            raise Wrong(f"{self._action} without any interruption: {code}, {self._server.said()}")
+        self._settle()
         threads = Counter(found.groups() for found in map(_LINE.match, _lines(log)) if found)
         counts: Counter[str] = Counter()
         for (_, call), number in threads.items():
@@ -127,27 +122,30 @@ class Bench:
 
     def interrupt(self, job: Job) -> bool:
         """Whether the call was reached."""
-        log = self._prepare().with_name("calls.txt")
-        options = ["--short", str(job.nth)] if job.kind == SHORT else []
-        with Process(job.action, self._root, self._take_step(), *options) as child:
-            child.await_line("ready")
-            if job.kind == SHORT:
-                child.go()
-                code = child.wait()
-            else:
-                what = (KINDS | WRITE_KINDS)[job.kind]
-                with Strace(child.pid, log, f"{job.call}:{what}:when={job.nth}"):
-                    child.go()
-                    code = child.wait()
+        what = (KINDS | WRITE_KINDS).get(job.kind, "")
+        short = job.nth if job.kind == SHORT else 0
+        code, log = self._run(short, f"{job.call}:{what}:when={job.nth}" if what else "")
         if code not in (0, EXIT_REFUSED, -signal.SIGKILL if job.kind == "kill" else 0):
-            raise Wrong(f"{job}: the process ended with {code}: {child.said()}")
+            raise Wrong(f"{job}: the process ended with {code}: {self._server.said()}")
         try:
-            self._settle(child, "" if job.kind != "kill" else "killed")
-        except Wrong as wrong:
-            raise Wrong(f"{job}: it said {child.lines[1:]}; {wrong}") from wrong
+            self._settle()
+        except (Wrong, ShardStoreError) as wrong:
+            raise Wrong(f"{job}: it said {self._server.lines[1:]}; {wrong}") from wrong
         if job.kind == SHORT:
-            return "shortened" in child.lines
+            return "shortened" in self._server.lines
         return code == -signal.SIGKILL if job.kind == "kill" else "(INJECTED)" in log.read_text()
+
+    def _run(self, short: int, inject: str) -> tuple[int, Path]:
+        """The action in a process of its own, under strace; its exit code and the trace."""
+        root, server = self._prepare(), self._server
+        log = root.with_name("calls.txt")
+        pid = server.start(self._action, root, self._take_step(), short=short)
+        if short:
+            server.go()
+            return server.wait(), log
+        with Strace(pid, log, inject):
+            server.go()
+            return server.wait(), log
 
     def _take_step(self) -> int:
         self._step += 1
@@ -180,9 +178,9 @@ class Bench:
     def _durable(self) -> str:
         return f"{self._root}.durable"
 
-    def _settle(self, child: Process, how: str) -> None:
+    def _settle(self) -> None:
         """The store is one of the states that are allowed, and goes on."""
-        step, done = self._step, "done" in child.lines
+        step, done = self._step, "done" in self._server.lines
         after = {"commit": self._seen.committed(step), "snapshot": self._seen.named(f"s{step}")}
         attempted = after.get(self._action, self._seen)
         allowed = [attempted] if done else [self._seen, attempted]
@@ -264,32 +262,31 @@ class Result:
 
 def interrupt_all(
     directory: Path, *, share: float = 1.0, seed: int = 4, until: float = float("inf"),
-    progress: object = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Result:  # fmt: skip
     """A seeded share of the interruptions of every action, as far as the time goes (`until` is of
     the monotonic clock)."""
     began, draw, result = time.monotonic(), random.Random(seed), Result()
-    benches = {action: Bench(directory, action) for action in ACTIONS}
-    planned: list[Job] = []
-    for action, bench in benches.items():
-        counts = bench.count()
-        result.calls[action] = counts.total()
-        every = list(jobs(action, counts))
-        planned += draw.sample(every, max(1, round(share * len(every))))
-    draw.shuffle(planned)
-    for job in planned:
-        if time.monotonic() > until:
-            break
-        try:
-            hit = benches[job.action].interrupt(job)
-        except Wrong as wrong:
-            result.wrong.append(str(wrong))
-            benches[job.action] = Bench(directory / f"after{len(result.wrong)}", job.action)
-            (directory / f"after{len(result.wrong)}").mkdir()
-            continue
-        result.tried[f"{job.action} {job.kind}"] += hit
-        result.missed += not hit
-        if callable(progress):
-            progress(result.tried.total(), len(planned))
+    with Server(directory / "server.txt") as server:
+        benches = {action: Bench(directory, action, server) for action in ACTIONS}
+        planned: list[Job] = []
+        for action, bench in benches.items():
+            counts = bench.count()
+            result.calls[action] = counts.total()
+            every = list(jobs(action, counts))
+            planned += draw.sample(every, max(1, round(share * len(every))))
+        draw.shuffle(planned)
+        for job in planned:
+            if time.monotonic() > until:
+                break
+            try:
+                hit = benches[job.action].interrupt(job)
+            except (Wrong, AssertionError) as wrong:
+                result.wrong.append(str(wrong))
+                break  # what follows would be judged by a store that is wrong already
+            result.tried[f"{job.action} {job.kind}"] += hit
+            result.missed += not hit
+            if progress is not None:
+                progress(result.tried.total(), len(planned))
     result.seconds = time.monotonic() - began
     return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import re
 import stat
@@ -159,7 +160,7 @@ def test_a_file_system_that_refuses_direct_transfers(place: Path) -> None:
 
 
 @pytest.mark.req("S30")
-@pytest.mark.parametrize("nth", [1, 2, 5, 9, 14])
+@pytest.mark.parametrize("nth", [1, 2, 5, 9])
 def test_direct_transfers_that_are_refused_later(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +205,10 @@ def test_a_disk_with_sectors_of_4096_bytes(tmp_path: Path) -> None:
         block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/queue")
         assert (block / "logical_block_size").read_text().strip() == "4096"
         probe = PosixFileSystem().open(str(disk.point / "probe"), "create", direct=True)
-        probe.pwrite(0, bytes(4096))
-        assert probe.direct
+        probe.pwrite(0, memoryview(mmap.mmap(-1, 4096)))  # aligned, as the store's buffers are
+        direct = probe.direct
         probe.close()
+        assert direct
         root = disk.point / "run"
         with Store.open(root, "a", settings=SETTINGS) as store:
             for step in range(1, 9):
