@@ -1,7 +1,7 @@
 """A process that works on a real store and is interrupted from outside.
 
-    python -m tests.crash.real_child serve             one short-lived process after the other
-    python -m tests.crash.real_child write ROOT STEP BOOT    until it is killed, saying what it begins
+    python -m tests.crash.real_child serve                     one short process after the other
+    python -m tests.crash.real_child write ROOT STEP BOOT     until it is killed
 
 The server reads lines "ACTION STEP SHORT ROOT" and forks for each: everything that Python imports
 late is there by then, so that whoever traces the process sees the action's own system calls and no
