@@ -24,6 +24,8 @@ from tests.crash.real_process import HUNG_SECONDS, Process
 from tests.crash.real_store import SETTINGS, OtherBoot, Seen, Wrong, commit, judge, look
 
 _CUTS_OF_A_WRITER = 8
+_CUTS_OF_A_DISK = 40
+"""A writer that is cut seldom makes a long history: a new disk now and then keeps it small."""
 _DELAY_SECONDS = (1e-5, 2e-2)
 _STEP_GAP = 10_000
 """Between the steps of two writers: what one leaves behind is never mistaken for another's."""
@@ -169,17 +171,19 @@ def cut_often(
     began, result, draw = time.monotonic(), Result(), random.Random(seed)
     with block_sharing(directory) as sharing:
         result.how = "the image cloned under its writer" if sharing else "the file system stopped"
-        with ImageDisk(sharing or directory) as disk:
-            try:
-                cutter = Cutter(disk, draw, result)
-                while result.cuts < cuts and time.monotonic() < until:
-                    if sharing and draw.randrange(4):
-                        cutter.by_cloning(min(_CUTS_OF_A_WRITER, cuts - result.cuts))
-                    else:
-                        cutter.by_stopping()
-                    if progress is not None:
-                        progress(result.cuts, cuts)
-            except Exception as error:
-                result.wrong.append(f"power cut {result.cuts}: {type(error).__name__}: {error}")
+        try:
+            while result.cuts < cuts and time.monotonic() < until:
+                end = min(cuts, result.cuts + _CUTS_OF_A_DISK)
+                with ImageDisk(sharing or directory) as disk:
+                    cutter = Cutter(disk, draw, result)
+                    while result.cuts < end and time.monotonic() < until:
+                        if sharing and draw.randrange(4):
+                            cutter.by_cloning(min(_CUTS_OF_A_WRITER, end - result.cuts))
+                        else:
+                            cutter.by_stopping()
+                        if progress is not None:
+                            progress(result.cuts, cuts)
+        except Exception as error:
+            result.wrong.append(f"power cut {result.cuts}: {type(error).__name__}: {error}")
     result.seconds = time.monotonic() - began
     return result

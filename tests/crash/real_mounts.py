@@ -84,7 +84,7 @@ class ImageDisk:
     def __enter__(self) -> Self:
         with self.image.open("wb") as file:
             file.truncate(self._bytes)
-        self.point.mkdir()
+        self.point.mkdir(exist_ok=True)
         self._attach()
         try:
             call("mkfs.ext4", "-q", "-F", "-m", 0, "-E", "nodiscard", self._device)
@@ -183,8 +183,16 @@ def block_sharing(directory: Path) -> Iterator[Path | None]:
         image = directory / f"{kind}.img"
         with image.open("wb") as file:
             file.truncate(2048 * _MIB)
-        call(f"mkfs.{kind}", "-q", image)
-        with mounted(kind, directory / kind, "loop", str(image)) as point:
+        point = directory / kind
+        point.mkdir(exist_ok=True)
+        try:
+            call(f"mkfs.{kind}", "-q", image)
+            call("mount", "-t", kind, "-o", "loop", image, point)
+        except OSError:  # the tool is there, the kernel does not know it
+            continue
+        try:
             yield point if shares_blocks(point) else None
+        finally:
+            leave(point)
         return
     yield None
