@@ -19,6 +19,7 @@ from shardstore.context import Settings, io_threads
 from shardstore.errors import CorruptionError, StepMovedOnError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, Publication, SnapshotInfo
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
+from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem, PinFile
 from shardstore.host_cache import HostCache
 from shardstore.objects import check_object
@@ -193,6 +194,8 @@ def hold(
                 return _held(session, view, cache)
             pins.let_go(wide)
             spread *= 4  # the writer took new slots in between
+    except OSError as error:
+        raise storage_error(fs, root, "pinning what is copied", error) from error
     finally:
         pins.close()
     raise StepMovedOnError(

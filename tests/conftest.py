@@ -2,7 +2,9 @@
 
 Contract: tests marked `long` are deselected unless --long is given (one left out is no
 skip); tests marked `gpu` are skipped without a CUDA device, with a reason that starts "no GPU";
-with REQUIRE_ALL=1 any other skip is a failure. Fixtures live beside the suites that use them.
+with REQUIRE_ALL=1 any other skip is a failure. Tests marked `permission` are left out like a long
+profile, and said so with the reason, where the system forbids what they need: no package would
+change that. Fixtures live beside the suites that use them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 LONG_TIMEOUT_SECONDS = 3600
 NO_GPU = "no GPU"
 _LEFT_OUT = pytest.StashKey[int]()
+_FORBIDDEN = pytest.StashKey[dict[str, int]]()
 
 # Time is never asserted, and a run can be repeated: the long profile looks for new examples.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -46,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_forbidden(config, items)
     long_items = [item for item in items if item.get_closest_marker("long")]
     if config.getoption("--long"):
         for item in long_items:
@@ -57,12 +61,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[_LEFT_OUT] = len(long_items)
 
 
+def _leave_out_forbidden(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A mark names what is needed; `tests.support.permitted` finds out whether it is to be had."""
+    reasons: dict[str, int] = {}
+    left_out = []
+    for item in items:
+        mark = item.get_closest_marker("permission")
+        if mark is None:
+            continue
+        from tests.support.permitted import refusal
+
+        if reason := refusal(*mark.args):
+            reasons[reason] = reasons.get(reason, 0) + 1
+            left_out.append(item)
+    config.stash[_FORBIDDEN] = reasons
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     left_out = config.stash.get(_LEFT_OUT, 0)
     if left_out:
         terminalreporter.write_line(f"{left_out} long profiles left out; run them with --long")
+    for reason, count in config.stash.get(_FORBIDDEN, {}).items():
+        terminalreporter.write_line(f"{count} tests left out: {reason}")
 
 
 @functools.cache

@@ -27,7 +27,8 @@ the machine named with them.
 
 def make_page(results: Path) -> str:
     """Draw the pictures into `results` and return the page's text."""
-    contents = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("*.json"))]
+    contents = [content for content in found if "question" in content]  # others measure nothing
     lines = [HEAD]
     if not contents:
         lines.append("Nothing has been measured yet.\n")

@@ -40,7 +40,7 @@ class Profile:
 
 
 CI = Profile(kills=24, each=2, max_steps=12)
-LONG = Profile(kills=200, each=15, max_steps=20)
+LONG = Profile(kills=1000, each=60, max_steps=20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,10 @@ class Lane:
     inputs: Inputs
     reference: Reference
     stop: threading.Event
+    until: float = math.inf
+    """No kill is begun after this moment of the monotonic clock."""
+    progress: Callable[[int, int], None] | None = None
+    """Told of the kills, as many for each lane as this one has made."""
     kills: list[Kill] = field(default_factory=list)
     runs: int = 0
     starts: int = 0
@@ -48,8 +54,13 @@ class Lane:
         try:
             witness = self._new_run()
             for target in targets(self.profile, self.number, self.kills):
+                if time.monotonic() > self.until:
+                    break
                 while not self._start(witness, target):
                     witness = self._new_run()
+                if self.progress is not None:
+                    done = len(self.kills) * self.profile.lanes
+                    self.progress(done, self.profile.kills)
             self._start(witness, None)
         except BaseException:
             self.stop.set()
@@ -124,8 +135,15 @@ def _drive(
     return None
 
 
-def run_profile(profile: Profile, directory: Path) -> Result:
-    """All lanes of a profile; raises AssertionError where something did not hold."""
+def run_profile(
+    profile: Profile,
+    directory: Path,
+    *,
+    until: float = math.inf,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """All lanes of a profile, or as far as the time goes; raises AssertionError where something
+    did not hold."""
     began = time.perf_counter()
     inputs = Inputs.write(directory)
     reference = Reference.train(directory, inputs, profile.max_steps)
@@ -138,6 +156,8 @@ def run_profile(profile: Profile, directory: Path) -> Result:
             inputs=inputs,
             reference=reference,
             stop=stop,
+            until=until,
+            progress=progress,
         )
         for number in range(profile.lanes)
     ]

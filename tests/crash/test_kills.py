@@ -24,7 +24,8 @@ def test_training_outlives_kills(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.req("S3", "T21")
 @pytest.mark.long
-def test_training_outlives_200_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(4 * 3600)
+def test_training_outlives_1000_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _survive(LONG, tmp_path, capsys)
 
 

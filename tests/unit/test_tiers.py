@@ -361,6 +361,19 @@ def test_wherever_a_publication_fails_the_old_state_stays_and_the_next_one_succe
     assert nth > 2
 
 
+@pytest.mark.req("S18")
+@pytest.mark.parametrize("nth", [1, 2])
+def test_pins_that_cannot_be_opened_end_in_the_stores_own_error(nth: int) -> None:
+    """Found by interrupting system calls: the operating system's error came through."""
+    faulty = FaultyFileSystem(MemoryFileSystem())
+    with open_store(faulty) as store:
+        train(store, 1)
+        faulty.fail("open_pins", f"{ROOT}/*", nth=nth)
+        with pytest.raises(StorageError, match=f"pinning what is copied failed on {ROOT}/PINS"):
+            store.publish(DURABLE)
+        assert store.publish(DURABLE).step == 1
+
+
 @pytest.mark.req("S28")
 def test_another_reader_of_the_format_agrees(tmp_path: Path) -> None:
     with Store.open(tmp_path / "run", "a") as store:
