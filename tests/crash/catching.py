@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from _pytest.runner import runtestprotocol
 
 from tests.crash.checks import CHECKS
 from tests.crash.left_out import left_out
+
+HANGS_SECONDS = 60
+"""A run that takes this long hangs, and that is a failure too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +31,7 @@ def _fails(item: pytest.Item, around: AbstractContextManager[None]) -> bool:
     if child == 0:
         failed = True
         try:
+            signal.alarm(HANGS_SECONDS)
             with around:
                 failed = any(r.failed for r in runtestprotocol(item, log=False, nextitem=None))
         finally:

@@ -35,6 +35,7 @@ from tests.crash.crashes import (
 )
 from tests.crash.ghost import NO_STORE, Ghost
 from tests.crash.images import cuts_of, half_done
+from tests.crash.memo import remembering
 from tests.crash.oracle import Observed, Violation, check_files, check_history, match
 from tests.crash.reports import as_json, table
 from tests.crash.scenarios import SCENARIOS, Scenario
@@ -175,7 +176,6 @@ class Explorer:
         if again != opened:
             raise Violation(f"the second opening made {again} of {opened}")
         check_history(twin.fs)
-        check_files(twin.fs)
         if twin.state.undoable:
             twin.undo()
             twin.check()
@@ -263,7 +263,8 @@ class Task:
 
 
 def explore(task: Task) -> Report:
-    return Explorer(SCENARIOS[task.scenario], task.profile, seconds=task.seconds).run()
+    with remembering():
+        return Explorer(SCENARIOS[task.scenario], task.profile, seconds=task.seconds).run()
 
 
 def explore_all(

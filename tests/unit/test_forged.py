@@ -34,10 +34,10 @@ from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fsck.catalog_check import check_catalog
 from shardstore.objects import check_header
 from shardstore.wal.follower import LogFollower
-from shardstore.wal.reader import read_bytes, read_log
+from shardstore.wal.reader import read_bytes, read_log, read_segment
 from tests.support.objects import bytes_of, make_file, make_label, reseal
 from tests.support.stores import ROOT, commit, open_store
-from tests.unit.fsck_support import built, change, damages, newest
+from tests.unit.fsck_support import WAL, built, change, damages, newest
 
 ZEROS = "0" * 32
 FORGED: dict[str, dict[str, Any]] = {
@@ -69,6 +69,17 @@ def test_a_whole_frame_that_does_not_follow_is_refused(what: str) -> None:
             open_store(fs, mode)
         assert (caught.value.file, caught.value.offset) == (newest(fs), last.frame.offset)
     assert [(f.file, f.offset) for f in damages(fs)] == [(newest(fs), last.frame.offset)]
+
+
+@pytest.mark.req("S4", "S13")
+@pytest.mark.parametrize("what", FORGED)
+def test_fsck_finds_a_frame_that_does_not_follow_in_an_old_segment(what: str) -> None:
+    """No opening reads it: nobody but fsck will say so."""
+    fs = built()
+    path = f"{WAL}/{0:016x}.wal"
+    last = read_segment(fs, ROOT, 0).records[-1]
+    change(fs, path, last.frame.offset, forged(last.frame, **FORGED[what]))
+    assert (path, last.frame.offset) in [(f.file, f.offset) for f in damages(fs)]
 
 
 @pytest.mark.req("S3", "S8")
@@ -127,6 +138,21 @@ def test_an_object_of_another_part_is_refused() -> None:
     assert check_header(region, names, reference, "f", "object").label == make_label()
     with pytest.raises(CorruptionError, match="names in the header"):
         check_header(region, ("block_001", "params"), reference, "f", "object")
+
+
+@pytest.mark.req("S9", "S11")
+def test_an_older_header_of_the_same_part_is_refused() -> None:
+    """Whoever asks for the header alone reads the file's beginning, whose digest the log has."""
+    fs = MemoryFileSystem()
+    with open_store(fs, format="safetensors") as store:
+        commit(store, 1)
+        old = read_bytes(fs, f"{ROOT}/{store._find('head').manifest['a', 'params'].file}")
+        commit(store, 2)
+        path = f"{ROOT}/{store._find('head').manifest['a', 'params'].file}"
+        assert store.size_of("a", "params") > 0
+        change(fs, path, 0, old)
+        with pytest.raises(CorruptionError, match="digest of the beginning"):
+            store.tensors()
 
 
 @pytest.mark.req("S9", "S11")
