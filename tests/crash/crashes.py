@@ -35,12 +35,14 @@ class Depth:
 Profile = Sequence[Depth]
 
 SHORT: Profile = (
-    Depth(states=330, parents=1, points=1000, cuts=20),
-    Depth(states=265, parents=60, points=6, cuts=3),
-    Depth(states=100, parents=30, points=2, cuts=2),
+    Depth(states=400, parents=1, points=1000, cuts=20),
+    Depth(states=300, parents=60, points=6, cuts=3),
+    Depth(states=120, parents=30, points=2, cuts=2),
 )
-STATES_LONG = 1_000_000
-"""Of all scenarios together, in the long profile."""
+DISTINCT_LONG = 1_000_000
+STATES_LONG = 1_300_000
+"""Of all scenarios together, in the long profile. Scenarios begin alike, so that some of their
+images are the same ones: so many of them are distinct."""
 
 
 def deep(states: int) -> Profile:
