@@ -185,12 +185,13 @@ class Machine(StoreMachine):
         """The store is as it was before the operation or as it is after it."""
         after = self.model.copy()
         seq = _seq_or_none_of(self.store)
-        found = (shown(self.store), seq)
+        undoable = [(entry.op, entry.name, entry.seq) for entry in self.store.undoable]
+        found = (shown(self.store), seq, undoable)
         self.before = []
-        if found == (wanted(self.model), _seq_or_none(self.model.head)):
+        if found == _all_of(self.model):
             return
         action.change(after, seq)
-        assert found == (wanted(after), _seq_or_none(after.head))
+        assert found == _all_of(after)
         self.model = after
 
     # ------------------------------------------------------------------ the operations
@@ -470,6 +471,16 @@ _NOTHING = Action(lambda: None, lambda _model, _seq: None)
 
 def _seq_or_none_of(store: Store) -> int | None:
     return None if store.head is None else store.head.seq
+
+
+def _all_of(model: Model) -> tuple[Any, ...]:
+    """What a caller can see; a rewind to the head shows in what can be undone alone."""
+    undoable = [
+        (entry.op, entry.name, _seq_or_none(entry.snapshot or entry.commit))
+        for entry in reversed(model.undo)
+        if not entry.done
+    ]
+    return wanted(model), _seq_or_none(model.head), undoable
 
 
 def _refs(model: Model) -> tuple[Any, ...]:
