@@ -179,8 +179,17 @@ def hold(
     """Pin a store's state: the newest, or the newest that survives a power cut.
 
     `cache` is that of an open session on the store: what it holds is not read, and what is read
-    goes into its warm buffers.
+    goes into its warm buffers. Raises StorageError where the disk refuses.
     """
+    try:
+        return _hold(fs, root, settings, durable, cache)
+    except OSError as error:
+        raise storage_error(fs, root, "pinning the state to copy", error) from error
+
+
+def _hold(
+    fs: FileSystem, root: str, settings: Settings, durable: bool, cache: HostCache | None
+) -> HeldState:
     uuid = read_store_file(fs, root)
     pins = Pins(fs, root)
     try:

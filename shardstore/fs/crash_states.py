@@ -12,8 +12,9 @@ Legal, each independently of every other:
 
 Not modelled: old contents of other files in newly allocated blocks, and damage to what is durable.
 All these are units with a few variants (0 lost, 1 kept, others torn or between); a vector has one
-variant a unit. Up to `subsets_max` units every subset is tried, else prefixes in time, one or two
-out or in, and samples; torn variants are tried among the others kept, lost, earlier or later.
+variant a unit. Prefixes in time come first; up to `subsets_max` units every subset follows, beyond
+that one unit out or in, then two, the nearest in time first. Then torn variants, among the others
+kept, lost, earlier or later, and samples.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ from shardstore.fs.memory_nodes import (
 LOST, KEPT = 0, 1
 NAMES = 0
 """Owner of the units of directory entries; files are owned by their inode, which is never 0."""
-_PAIR_DISTANCE = 8
 _SHORT_SECTORS = 16
 
 Vector: TypeAlias = tuple[int, ...]
@@ -271,12 +271,12 @@ def vectors(
 
 
 def _few(count: int) -> Iterator[Vector]:
-    """One or two units kept or lost among all others; two only when near in time."""
-    for most in (KEPT, LOST):
-        for first in range(count):
-            for second in range(first, min(first + _PAIR_DISTANCE, count)):
+    """One or two units kept or lost among all others; one first, then pairs near in time."""
+    for distance in range(count):
+        for first in range(count - distance):
+            for most in (KEPT, LOST):
                 vector = [most] * count
-                vector[first] = vector[second] = 1 - most
+                vector[first] = vector[first + distance] = 1 - most
                 yield tuple(vector)
 
 

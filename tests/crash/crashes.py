@@ -19,25 +19,41 @@ class Depth:
 
     states: int
     parents: int
-    """From how many power cuts of the generation before it goes on, and from every kill."""
+    """From how many power cuts of the generation before it goes on."""
     points: int
     """Crash points tried of one run; all of them if there are fewer."""
-    cuts: int
-    """Power cuts tried at one crash point; all of them if there are fewer."""
+    cuts: int | None
+    """Power cuts tried at one crash point, spread over all there are; None is every one."""
+    subsets_max: int = 6
+    """Up to so many unsynced effects, what a power cut leaves is enumerated, every subset."""
+    samples: int = 16
+    """Seeded samples beside those, and beside prefixes, one or two effects out or in, torn ones."""
+    kills: int = 1000
+    """From how many kills of the generation before it goes on."""
 
 
 Profile = Sequence[Depth]
 
 SHORT: Profile = (
-    Depth(states=330, parents=1, points=1000, cuts=20),
-    Depth(states=265, parents=60, points=6, cuts=3),
-    Depth(states=100, parents=30, points=2, cuts=2),
+    Depth(states=400, parents=1, points=1000, cuts=20),
+    Depth(states=300, parents=60, points=6, cuts=3),
+    Depth(states=120, parents=30, points=2, cuts=2),
 )
-LONG: Profile = (
-    Depth(states=3500, parents=1, points=1000, cuts=400),
-    Depth(states=3500, parents=300, points=1000, cuts=6),
-    Depth(states=1800, parents=300, points=6, cuts=4),
-)
+DISTINCT_LONG = 1_000_000
+STATES_LONG = 1_300_000
+"""Of all scenarios together, in the long profile. Scenarios begin alike, so that some of their
+images are the same ones: so many of them are distinct."""
+
+
+def deep(states: int) -> Profile:
+    """The long profile, for so many states of one scenario: half of them after one crash, where
+    every subset of up to ten effects is tried; what one generation has less the next has more."""
+    half, quarter = states // 2, states // 4
+    return (
+        Depth(states=half, parents=1, points=1000, cuts=None, subsets_max=10, samples=64),
+        Depth(states=quarter, parents=200, points=1000, cuts=40, samples=32, kills=300),
+        Depth(states=states - half - quarter, parents=300, points=12, cuts=20, kills=300),
+    )
 
 
 @dataclass(slots=True)
@@ -51,6 +67,8 @@ class Point:
     """What a kill may leave."""
     cut: Ghost
     """What a power cut may leave."""
+    after: CrashFileSystem | None = None
+    """What a kill before the next operation leaves."""
 
     def __str__(self) -> str:
         return "at the end" if self.operation is None else f"before {self.name}"
@@ -88,10 +106,13 @@ class Report:
 
     scenario: str
     points: int = 0
+    """Crash points of the runs from which it went on."""
     images: int = 0
     """Images made, the same ones included."""
     states: Counter[int] = field(default_factory=Counter)
     """Distinct ones judged, by the number of crashes before them."""
+    distinct: set[bytes] = field(default_factory=set)
+    """Digests of their images, to be counted with those of other scenarios."""
     findings: list[list[str]] = field(default_factory=list)
     """Traces of what went wrong, the last line is the violation."""
     seconds: float = 0.0

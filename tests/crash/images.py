@@ -11,13 +11,18 @@ from tests.crash.world import CrashFileSystem
 SECTOR = 512
 
 
-def cuts_of(killed: CrashFileSystem, count: int) -> Iterator[CrashFileSystem]:
-    """Up to `count` of the disks that a power cut may leave: the plainest ones, then others spread
-    over all there are."""
+def cuts_of(
+    killed: CrashFileSystem, count: int | None, *, subsets_max: int = 6, samples: int = 16
+) -> Iterator[CrashFileSystem]:
+    """Disks that a power cut may leave. All that the rules of `crash_states` list where `count` is
+    None; else that many, the plainest ones and others spread over the rest."""
+    if count is None:
+        yield from killed.power_cuts(subsets_max=subsets_max, samples=samples)
+        return
     if not count:
         return
     plain = -(-count // 2)
-    images = killed.power_cuts(subsets_max=6, samples=min(count, 16))
+    images = killed.power_cuts(subsets_max=subsets_max, samples=min(count, samples))
     yield from islice(images, plain)
     rest = list(images)
     wanted = count - plain

@@ -1,4 +1,5 @@
-"""Every rule of the ordering table is left out once: the oracle must notice.
+"""Every rule of the ordering table is left out once: the oracle must notice; so must the damage
+suites for every check of a digest (`checks`), and readers for the rules of pins (`turns`).
 
 `python -m tests.crash.mutations` writes docs/ordering.md, which a test compares. A mutation is a
 rule of the faulty file system (a sync that reports success and does nothing) or a patch of the real
@@ -17,10 +18,13 @@ from pathlib import Path
 
 from shardstore.fs.faulty import FaultyFileSystem
 from tests.crash import patches
+from tests.crash.checks import caught as checks_caught
+from tests.crash.checks import render_checks
 from tests.crash.crashes import Depth, Profile
 from tests.crash.explorer import Explorer
 from tests.crash.scenarios import SCENARIOS
-from tests.crash.turns import render_pins
+from tests.crash.turns import PIN_MUTATIONS, render_pins
+from tests.crash.turns import caught as pin_caught
 from tests.crash.world import Mutate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ordering.md"
@@ -401,6 +405,24 @@ def sound(scenario: str, profile: Profile) -> list[list[str]]:
     return Explorer(SCENARIOS[scenario], profile).run().findings
 
 
+def score() -> list[str]:
+    """How many of the mutations are caught, by kind."""
+    kinds = {
+        "syncs and orderings, by the crash explorer": [
+            caught(at) is not None for at in range(len(MUTATIONS))
+        ],
+        "rules of pins, by stopping a reader and a writer": [
+            pin_caught(at) is not None for at in range(len(PIN_MUTATIONS))
+        ],
+        "checks of digests and manifests, by the damage suites": list(checks_caught().values()),
+    }
+    every = [one for kind in kinds.values() for one in kind]
+    return [
+        f"Mutation score: {100 * sum(every) / len(every):.4g} % ({sum(every)} of {len(every)}).",
+        *(f"{sum(found)} of {len(found)} {kind}." for kind, found in kinds.items()),
+    ]
+
+
 def render() -> str:
     """The document."""
     lines = [
@@ -409,6 +431,8 @@ def render() -> str:
         "Written by `python -m tests.crash.mutations`; a test keeps it true. Each line leaves one",
         "rule of the protocol (`docs/design.md`) out of the real code; the crash explorer must",
         "find a wrong state, and finds none with the rule in place.",
+        "",
+        *(f"{line}  " for line in score()),
         "",
         "| rule | left out or done wrongly | scenario | shortest trace |",
         "|---|---|---|---|",
@@ -419,7 +443,7 @@ def render() -> str:
         lines.append(
             f"| {mutation.rule} | {mutation.name} | {mutation.scenario} | {shown or 'no crash'} |"
         )
-    lines += ["", *render_pins()]
+    lines += ["", *render_pins(), "", *render_checks()]
     lines += ["", "Lines that do not apply yet:", "", "| line | why |", "|---|---|"]
     lines += [f"| {line} | {reason} |" for line, reason in NOT_YET]
     return "\n".join(lines) + "\n"
@@ -432,4 +456,4 @@ def _plain(step: str) -> str:
 
 if __name__ == "__main__":
     DOCUMENT.write_text(render())
-    print(f"{sum(caught(i) is None for i in range(len(MUTATIONS)))} mutations are not caught")
+    print("\n".join(score()))

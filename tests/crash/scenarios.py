@@ -118,6 +118,12 @@ def create(world: World) -> None:
     world.commit("a", "b")
 
 
+def create_by_name(world: World) -> None:
+    """What a crash left of it is finished by the next opening."""
+    world.create()
+    world.commit("a", "b")
+
+
 def commit(world: World) -> None:
     world.commit("a", "b")
     world.commit("a", "b")
@@ -146,6 +152,15 @@ def keep_and_remove(world: World) -> None:
     world.commit("b", remove=("c",))
     world.commit("c", remove=("a",))
     world.commit("a", "b", remove=("c",))
+
+
+def donate(world: World) -> None:
+    """Buffers that were checked out go out as they stand; a part that did not change is no new
+    object."""
+    world.donate("a")
+    world.stage_again("b")
+    world.donate("b")
+    world.commit("a", "b")
 
 
 def snapshot(world: World) -> None:
@@ -409,6 +424,42 @@ def failed_roll(world: World) -> None:
     world.commit("b")
 
 
+def failed_snapshot(world: World) -> None:
+    """Its object cannot be synced; then nobody knows whether its record was."""
+    world.faulty.fail_datasync("*/objects/*")
+    with suppress(StorageError):
+        world.snapshot("s1")
+    world.check()
+    world.snapshot("s1")
+    world.commit("a", "b")
+    world.faulty.fail_datasync("*/wal/*.wal")
+    with suppress(PoisonedError):
+        world.snapshot("s2")
+    _check_poisoned(world)
+    world.reopen()
+    world.commit("a", "b")
+
+
+def failed_archive(world: World) -> None:
+    """What was packed by then goes; the objects that it stood for are needed again."""
+    world.faulty.fail_datasync("*/objects/*", nth=2)
+    with suppress(StorageError):
+        world.archive("s1")
+    world.commit("a", "b")
+    world.archive("s1")
+    world.commit("a", "b")
+
+
+def failed_opening(world: World) -> None:
+    """The disk refuses at each place in turn, before the new segment is visible and after."""
+    world.fail_to_open(lambda fs: fs.fail("sync_directory", "*/objects"))
+    world.fail_to_open(lambda fs: fs.fail_datasync("*/wal/tmp"))
+    world.fail_to_open(lambda fs: fs.fail("rename", "*/wal/tmp"))
+    world.fail_to_open(lambda fs: fs.fail("sync_directory", "*/wal", nth=2))
+    world.open()
+    world.commit("a", "b")
+
+
 def compress(world: World) -> None:
     """Three segments are old enough; work goes on between the two runs."""
     compress_segments(world.faulty, ROOT, bytes_min=0)
@@ -456,7 +507,9 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario(name="create", prepare=nothing, program=create),
+        Scenario(name="create by name", prepare=nothing, program=create_by_name),
         Scenario(name="commit", prepare=start, program=commit),
+        Scenario(name="donate", prepare=start_with_spare, program=donate),
         Scenario(name="abort", prepare=start, program=abort),
         Scenario(name="stage", prepare=start, program=stage, work=one_commit),
         Scenario(name="keep and remove", prepare=start, program=keep_and_remove),
@@ -538,5 +591,8 @@ SCENARIOS = {
         Scenario(name="failed slot sync", prepare=start, program=failed_slot_sync),
         Scenario(name="failed directory sync", prepare=start, program=failed_directory_sync),
         Scenario(name="failed roll", prepare=start_with_spare, program=failed_roll),
+        Scenario(name="failed snapshot", prepare=start_with_spare, program=failed_snapshot),
+        Scenario(name="failed archive", prepare=start_with_snapshot, program=failed_archive),
+        Scenario(name="failed opening", prepare=start_with_spare, program=failed_opening),
     )
 }

@@ -10,43 +10,50 @@ import time
 
 import pytest
 
-from tests.crash.crashes import LONG, SHORT, Depth, Profile
-from tests.crash.explorer import Explorer, explore_all, table
+from tests.crash.crashes import DISTINCT_LONG, SHORT, STATES_LONG, Depth, Profile, deep
+from tests.crash.explorer import Explorer, explore_all
 from tests.crash.ghost import EMPTY, NO_STORE, payload
 from tests.crash.oracle import ROOT, Violation, match
+from tests.crash.reports import distinct, table
 from tests.crash.scenarios import SCENARIOS
 from tests.crash.world import CrashFileSystem, World, read_only
 
-STATES_MIN = 10_000
+STATES_MIN = 20_000
 SMALL: Profile = (
     Depth(states=12, parents=1, points=6, cuts=3),
     Depth(states=8, parents=4, points=3, cuts=2),
 )
 
 
-def _explore(long: bool, capsys: pytest.CaptureFixture[str]) -> int:
+def _explore(capsys: pytest.CaptureFixture[str], states: int | None = None) -> int:
     began = time.perf_counter()
-    reports = explore_all(list(SCENARIOS), long=long)
+    reports = explore_all(list(SCENARIOS), states=states)
     lines = table(reports, time.perf_counter() - began)
     with capsys.disabled():
         print("\n" + "\n".join(lines))
     assert not any(report.findings for report in reports), "\n".join(lines)
     assert all(report.states[3] for report in reports), "three crashes in a row, everywhere"
-    return sum(report.states.total() for report in reports)
+    return distinct(reports)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.req("S3")
 def test_no_crash_leaves_a_wrong_state(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(SHORT) == 3
-    assert _explore(False, capsys) >= STATES_MIN
+    assert _explore(capsys) >= STATES_MIN
 
 
 @pytest.mark.long
+@pytest.mark.timeout(12 * 3600)
 @pytest.mark.req("S3")
 def test_no_crash_leaves_a_wrong_state_in_depth(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(LONG) == 3
-    assert _explore(True, capsys) >= 10 * STATES_MIN
+    assert _explore(capsys, STATES_LONG) >= DISTINCT_LONG
+
+
+def test_the_long_profile_tries_every_subset_of_up_to_ten_effects() -> None:
+    first = deep(1000)[0]
+    assert (first.cuts, first.subsets_max) == (None, 10)
+    assert sum(rule.states for rule in deep(1001)) == 1001
 
 
 def test_exploring_twice_gives_the_same() -> None:

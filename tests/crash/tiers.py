@@ -44,10 +44,10 @@ class TierWorld(World):
         if active is not None:
             active.close()
 
-    def open(self, storage_format: str = RAW) -> Observed:
+    def open(self, storage_format: str = RAW, *, create: bool = False) -> Observed:
         if not has_store(self.fs):
             self._copy_again()
-        return super().open(storage_format)
+        return super().open(storage_format, create=create)
 
     @staticmethod
     def _trained(state: GhostState, *stage: str) -> GhostState:

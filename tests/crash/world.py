@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,10 @@ class CrashFileSystem(MemoryFileSystem):
             return self.file_node(self._resolve(path)).content.digest
         except FileNotFoundError:
             return b""
+
+    def holds_what(self, other: CrashFileSystem) -> bool:
+        """Whether names, bytes and what is unsynced are the other's."""
+        return self._nodes == other._nodes and self._names == other._names
 
 
 class World:
@@ -82,7 +87,11 @@ class World:
 
     # Opening and closing
 
-    def open(self, storage_format: str = RAW) -> Observed:
+    def create(self) -> Observed:
+        """As `open`, where no store may be."""
+        return self.open(create=True)
+
+    def open(self, storage_format: str = RAW, *, create: bool = False) -> Observed:
         """Open for writing, recovering; afterwards one state is the acknowledged one."""
         if NO_STORE in self.ghost and EMPTY not in self.ghost:
             self.ghost = (*self.ghost, EMPTY)
@@ -90,10 +99,14 @@ class World:
         self._settings = self._make_settings()
         self.faulty = FaultyFileSystem(self.fs)
         self._rules("open" if has_store(self.fs) else "create")
+        options: dict[str, Any] = {
+            "fs": self.faulty,
+            "settings": self._settings,
+            "format": storage_format,
+        }
         try:
-            self._store = Store.open(
-                ROOT, "a", fs=self.faulty, settings=self._settings, format=storage_format
-            )
+            made = Store.create(ROOT, **options) if create else Store.open(ROOT, "a", **options)
+            self._store = made
         except ShardStoreError as error:
             raise Violation(f"cannot be opened: {type(error).__name__}: {error}") from error
         self.faulty.clear()
@@ -113,6 +126,17 @@ class World:
     def reopen(self) -> None:
         self.close()
         self.open()
+
+    def fail_to_open(self, fault: Callable[[FaultyFileSystem], object]) -> None:
+        """An opening that the disk refuses; the store stays as it is."""
+        self.close()
+        faulty = FaultyFileSystem(self.fs)
+        fault(faulty)
+        try:
+            Store.open(ROOT, "r+", fs=faulty, settings=self._settings).close()
+        except StorageError:
+            return
+        raise Violation("the store was opened although the disk refused")
 
     # Changing
 
@@ -138,6 +162,31 @@ class World:
                 self._tickets.append(txn.commit_async({"flavour": flavour}))
             else:
                 txn.commit({"flavour": flavour})
+
+    def donate(self, shard: str) -> None:
+        """The next step changes a part in the buffer that holds it; the others are kept by name."""
+        head = self.state.head
+        assert head is not None
+        step = head.step + 1
+        after = self.state.committed(step, "", (shard,), ())
+        with self._attempt(after, durable=None), self.store.begin(step) as txn:
+            checkout = txn.checkout(shard, PART)
+            checkout.numpy()["w"][...] = tensors(shard, step, "")["w"]
+            txn.stage(shard, PART, checkout, donate=True)
+            for other, _ in head.parts:
+                if other != shard:
+                    txn.keep(other, PART)
+            txn.commit({"flavour": ""})
+
+    def stage_again(self, shard: str) -> None:
+        """The next step stages the bytes that the part has: its object is named once more."""
+        head = self.state.head
+        assert head is not None
+        after = self.state.committed(head.step + 1, "", (), ())
+        with self._attempt(after, durable=None), self.store.begin(head.step + 1) as txn:
+            txn.stage(shard, PART, tensors(shard, *dict(head.parts)[shard]))
+            txn.keep_rest()
+            txn.commit({"flavour": ""})
 
     def sync(self) -> None:
         self.store.sync()
@@ -246,7 +295,7 @@ class World:
 
 def read_only(fs: CrashFileSystem) -> Observed | None:
     """What a reader sees, None where no store is. It must not change a byte."""
-    before = fs.image_digest(unsynced=True)
+    before = fs.clone()
     try:
         store = Store.open(ROOT, "r", fs=fs, settings=SETTINGS)
     except NotAStoreError:
@@ -255,9 +304,19 @@ def read_only(fs: CrashFileSystem) -> Observed | None:
         raise Violation(f"cannot be read: {type(error).__name__}: {error}") from error
     observed = observe(store, fs.file_digest)
     store.close()
-    if fs.log or fs.image_digest(unsynced=True) != before:
+    if fs.log or not fs.holds_what(before):
         raise Violation(f"opening for reading changed the store: {fs.log}")
     return observed
+
+
+def given_up(fs: CrashFileSystem) -> Observed:
+    """What an opening makes of the log that does not trust what is not proven durable."""
+    options: dict[str, Any] = {"settings": SETTINGS, "assume_power_cut": True}
+    try:
+        with Store.open(ROOT, "r+", fs=fs, **options) as store:
+            return observe(store, fs.file_digest)
+    except ShardStoreError as error:
+        raise Violation(f"cannot be opened without what is unproven: {error}") from error
 
 
 def has_store(fs: CrashFileSystem) -> bool:

@@ -186,6 +186,18 @@ def test_a_writer_makes_a_damaged_catalog_anew(root: str, ending: str) -> None:
     assert _rows(root) == _without(root)
 
 
+@pytest.mark.req("S4")
+def test_a_damaged_index_is_not_built_upon(root: str) -> None:
+    """A byte of one row, in a file that LMDB opens without a word: what is added goes elsewhere."""
+    path = _file(root, "mdb")
+    whole = path.read_bytes()
+    at = whole.index(b'"loss"') + 1
+    path.write_bytes(whole[:at] + b"m" + whole[at + 1 :])
+    _work(root, range(21, 27))
+    assert not any("catalog" in finding.what for finding in fsck(FS, root).findings)
+    assert _rows(root) == _without(root)
+
+
 def _uuid(root: str) -> str:
     with Store.open(root) as store:
         return store.uuid
