@@ -203,8 +203,6 @@ def _hold(
                 return _held(session, view, cache)
             pins.let_go(wide)
             spread *= 4  # the writer took new slots in between
-    except OSError as error:
-        raise storage_error(fs, root, "pinning what is copied", error) from error
     finally:
         pins.close()
     raise StepMovedOnError(

@@ -39,6 +39,7 @@ def _of(name: str, module: str, function: str, condition: str, catcher: str, *,
 _DAMAGE = f"{UNIT}/test_damage.py::test_"
 _FORGED = f"{UNIT}/test_forged.py::test_"
 _CATALOG = f"{UNIT}/test_catalog.py::test_"
+_SALVAGE = f"{UNIT}/test_salvage.py::test_"
 
 CHECKS = (
     _of("STORE: its digest", "recovery.py", "read_store_file",
@@ -171,6 +172,16 @@ CHECKS = (
     _of("fsck: the catalog is of this history", "fsck/catalog_check.py", "check_catalog",
         "at.get(mark.seq, mark.chain) != mark.chain",
         f"{_FORGED}fsck_notes_a_catalog_of_another_history"),
+    _of("salvage: a commit behind a gap adds up", "salvage/evidence.py", "_check",
+        "manifest_digest(commit.manifest) != body['manifest_digest']",
+        f"{_SALVAGE}a_step_that_kept_what_a_lost_record_put_is_no_mixture"),
+    _of("salvage: a set has exactly the parts that it expected", "salvage/objects_alone.py",
+        "_whole_sets",
+        "{one.label.expect for one in members.values()} == {expect_digest(members)}",
+        f"{_SALVAGE}a_set_that_kept_parts_is_not_called_whole", instead=True),
+    _of("salvage: a manifest is that of its commit", "salvage/verify.py", "verify",
+        "(commit.seq, commit.chain) != (info.seq, info.chain)",
+        f"{_FORGED}a_salvage_does_not_take_a_manifest_of_another_commit"),
 )  # fmt: skip
 
 NO_CHECKS = {
@@ -181,10 +192,13 @@ NO_CHECKS = {
     ("format/frames.py", "_was_appended_later"): "part of the verdict on a torn tail",
     ("fsck/__init__.py", "_that_still_count"): "whether a writer went on meanwhile",
     ("fsck/scan.py", "_Scanner._report_loss"): "the words of a note",
+    ("importing/flat_file.py", "read_header"): "the size of a foreign file",
     ("lineage.py", "choose"): "which of two stores goes on",
     ("pinned_view.py", "_is_kept"): "whether a commit is still kept: `turns` breaks it",
     ("refs.py", "resolve"): "what a ref means",
     ("retention.py", "held_of"): "which commits stay",
+    ("salvage/choice.py", "_Chooser._choose_branches"): "which commit a branch goes back to",
+    ("salvage/evidence.py", "_fold"): "where records are missing",
     ("staging.py", "Staging._finish"): "whether a part is unchanged",
     ("upkeep.py", "Upkeep._renew_index"): "whether the index can be added to; else it is made anew",
     ("wal/deferred.py", "DeferredManifest.resolve"): "when nothing older has to be parsed",

@@ -159,7 +159,7 @@ def donate(world: World) -> None:
     object."""
     world.donate("a")
     world.stage_again("b")
-    world.donate("b")
+    world.donate("b", blank=True)
     world.commit("a", "b")
 
 

@@ -21,6 +21,7 @@ from shardstore.context import Settings
 from shardstore.conversion import convert
 from shardstore.errors import NotAStoreError, PoisonedError, ShardStoreError, StorageError
 from shardstore.format.names import RAW
+from shardstore.format.placement import TensorSpec
 from shardstore.format.policy import Retention
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
@@ -163,15 +164,18 @@ class World:
             else:
                 txn.commit({"flavour": flavour})
 
-    def donate(self, shard: str) -> None:
-        """The next step changes a part in the buffer that holds it; the others are kept by name."""
+    def donate(self, shard: str, *, blank: bool = False) -> None:
+        """The next step changes a part in the buffer that holds it, or in a new one; the others are
+        kept by name."""
         head = self.state.head
         assert head is not None
         step = head.step + 1
         after = self.state.committed(step, "", (shard,), ())
         with self._attempt(after, durable=None), self.store.begin(step) as txn:
-            checkout = txn.checkout(shard, PART)
-            checkout.numpy()["w"][...] = tensors(shard, step, "")["w"]
+            data = tensors(shard, step, "")["w"]
+            specs = [TensorSpec(name="w", dtype="U8", shape=data.shape)]
+            checkout = txn.blank(shard, PART, specs) if blank else txn.checkout(shard, PART)
+            checkout.numpy()["w"][...] = data
             txn.stage(shard, PART, checkout, donate=True)
             for other, _ in head.parts:
                 if other != shard:

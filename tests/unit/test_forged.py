@@ -33,6 +33,7 @@ from shardstore.format.placement import label_fields
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fsck.catalog_check import check_catalog
 from shardstore.objects import check_header
+from shardstore.salvage import look
 from shardstore.wal.follower import LogFollower
 from shardstore.wal.reader import read_bytes, read_log, read_segment
 from tests.support.objects import bytes_of, make_file, make_label, reseal
@@ -42,7 +43,7 @@ from tests.unit.fsck_support import WAL, built, change, damages, newest
 ZEROS = "0" * 32
 FORGED: dict[str, dict[str, Any]] = {
     "salt": {"salt": "0" * 16},
-    "predecessor": {"predecessor": ZEROS},
+    "predecessor": {"predecessor": "1" * 32},
     "seq": {"seq": 1},
 }
 """What is wrong in a frame; `seq` is added to the record's number."""
@@ -207,9 +208,9 @@ def test_a_conversion_that_changes_the_state_is_told(monkeypatch: pytest.MonkeyP
         convert(store, lambda _count: None)
 
 
-@pytest.mark.req("S5", "S13")
-def test_fsck_finds_a_manifest_of_another_commit() -> None:
-    """The snapshot's object is the one that its record names, and tells of another commit."""
+def with_a_manifest_of_another_commit() -> tuple[MemoryFileSystem, str]:
+    """The object of snapshot `late`, whose path is given, is the one that its record names, and
+    tells of another commit."""
     fs = built()
     view = read_log(fs, ROOT)
     early, late = (view.state.snapshots[name] for name in ("early", "late"))
@@ -225,9 +226,22 @@ def test_fsck_finds_a_manifest_of_another_commit() -> None:
         record=record,
     )
     change(fs, newest(fs), last.frame.offset, frame)
+    return fs, f"{ROOT}/{late.reference.file}"
+
+
+@pytest.mark.req("S5", "S13")
+def test_fsck_finds_a_manifest_of_another_commit() -> None:
+    fs, path = with_a_manifest_of_another_commit()
     (found,) = damages(fs)
     assert "manifest of snapshot 'late' is that of another commit" in found.what
-    assert found.file == f"{ROOT}/{late.reference.file}"
+    assert found.file == path
+
+
+@pytest.mark.req("S5", "S12")
+def test_a_salvage_does_not_take_a_manifest_of_another_commit() -> None:
+    fs, _ = with_a_manifest_of_another_commit()
+    told = "\n".join(look(fs, ROOT).lines())
+    assert "its manifest object is that of another commit" in told
 
 
 @pytest.mark.req("S4", "S13")
