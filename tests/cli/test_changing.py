@@ -74,12 +74,13 @@ def test_wrong_usage_exits_16(words: list[str]) -> None:
     run(*words, code=16)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "init"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("init", "import")])
 def test_what_is_no_store_exits_8(tmp_path: Path, name: str) -> None:
     words = {
         "archive": ["x"], "cat": ["a", "b", "c"], "convert": ["--format", "pt"],
         "diff": ["head", "head"], "rewind": ["head", "--yes"], "undo": ["--yes"], "switch": ["x"],
         "clone": [str(tmp_path / "x")], "publish": [str(tmp_path / "x")],
+        "export": [str(tmp_path / "x")],
     }.get(name, [])  # fmt: skip
     (tmp_path / "file").touch()
     paths = [tmp_path, tmp_path / "nowhere", tmp_path / "file"]
