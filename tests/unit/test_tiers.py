@@ -369,7 +369,7 @@ def test_pins_that_cannot_be_opened_end_in_the_stores_own_error(nth: int) -> Non
     with open_store(faulty) as store:
         train(store, 1)
         faulty.fail("open_pins", f"{ROOT}/*", nth=nth)
-        with pytest.raises(StorageError, match=f"pinning what is copied failed on {ROOT}/PINS"):
+        with pytest.raises(StorageError, match=f"pinning the state to copy failed on {ROOT}/PINS"):
             store.publish(DURABLE)
         assert store.publish(DURABLE).step == 1
 

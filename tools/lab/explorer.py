@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.crash.crashes import LONG, SHORT
-from tests.crash.explorer import Explorer
+from tests.crash.explorer import STATES_LONG, explore_all
 from tests.crash.scenarios import SCENARIOS
 from tools.lab.part import Lab, Outcome
 
@@ -15,11 +14,12 @@ def run(lab: Lab) -> Outcome:
     outcome = Outcome(unit="crash states")
     names = list(SCENARIOS)
     random.Random(lab.seed).shuffle(names)
+    states = STATES_LONG // len(names) if lab.long else None
     done = 0
     for name in names:
         if lab.over:
             break
-        report = Explorer(SCENARIOS[name], LONG if lab.long else SHORT).run()
+        (report,) = explore_all([name], states=states, processes=1)
         outcome.tried += report.states.total()
         outcome.wrong += ["; ".join(finding) for finding in report.findings]
         done += 1
