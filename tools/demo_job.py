@@ -31,12 +31,12 @@ from tools.demo_options import (
     UsageError,
     make_work_directory,
     parse,
-    remove,
 )
 from tools.demo_page import page
 from tools.demo_plot import picture
 from tools.demo_progress import say
 from tools.demo_result import Kill, Moment, Outcome, kill_points
+from tools.work_directory import remove
 from trainer.data import DataError, uniform_loss
 
 SNAPSHOT = "halfway"

@@ -7,21 +7,17 @@ the job does not make itself.
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from tools.demo_result import STEPS_MIN
+from tools.work_directory import UsageError, make_empty
 
 STEPS = 200
 LARGE = {"data": "the rows", "steady": "the run never stopped", "killed": "the run killed"}
 MADE = {*LARGE, "logs", "page.txt", "result.json", "loss.png"}
 EXIT_FAILED, EXIT_UNABLE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 8, 16, 130
-
-
-class UsageError(Exception):
-    """The call is wrong; the message says what to do."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,23 +56,4 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def make_work_directory(work: Path, *, overwrite: bool) -> None:
     """Make it, empty of what an earlier job made."""
-    if work.exists() and not work.is_dir():
-        raise UsageError(f"--work {work} is not a directory: name another place")
-    there = list(work.iterdir()) if work.exists() else []
-    if there and not overwrite:
-        raise UsageError(
-            f"the work directory {work} is not empty: give --overwrite to remove what an earlier "
-            "job made there, or --work DIR for another place"
-        )
-    for path in there:
-        if path.name in MADE:
-            remove(path)
-    (work / "logs").mkdir(parents=True)
-
-
-def remove(path: Path) -> None:
-    """A file, a link or a whole directory."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    make_empty(work, "--work", overwrite=overwrite, made=MADE, below=("logs",))

@@ -31,12 +31,12 @@ from tools.lab.options import (
     UsageError,
     make_directory,
     parse,
-    remove,
 )
 from tools.lab.page import page, verdict
 from tools.lab.part import Outcome, Part
 from tools.lab.progress import Progress
 from tools.lab.result import PartResult, Report, recorded
+from tools.work_directory import remove
 
 ROOT = Path(__file__).resolve().parents[2]
 _GRACE_SECONDS = 600.0
@@ -145,12 +145,14 @@ def main(words: list[str]) -> int:
     except OSError as error:
         print(f"tools/crashlab: {error}", file=sys.stderr)
         return EXIT_UNABLE
-    signal.signal(signal.SIGTERM, _interrupted)
+    before = signal.signal(signal.SIGTERM, _interrupted)
     try:
         report = Laboratory(options).report()
     except KeyboardInterrupt:
         print(f"interrupted; what there is stays in {options.dir}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     _leave(report, options)
     if report.ok:
         return 0

@@ -7,22 +7,18 @@ laboratory does not make itself.
 from __future__ import annotations
 
 import argparse
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from tools.lab.part import BY_NAME, PARTS
+from tools.work_directory import UsageError, make_empty
 
 EXIT_WRONG, EXIT_UNABLE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 8, 16, 130
 MINUTES = 5.0
 MINUTES_MIN = 0.05
 MADE = {"work", "logs", "page.txt", "result.json"}
-
-
-class UsageError(Exception):
-    """The call is wrong; the message says what to do."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,24 +76,4 @@ def _checked(found: argparse.Namespace) -> argparse.Namespace:
 
 def make_directory(directory: Path, *, overwrite: bool) -> None:
     """Make it, empty of what an earlier call made."""
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--dir {directory} is not a directory: name another place")
-    there = list(directory.iterdir()) if directory.exists() else []
-    if there and not overwrite:
-        raise UsageError(
-            f"{directory} is not empty: give --overwrite to remove what an earlier call left "
-            "there, or --dir DIR for another place"
-        )
-    for path in there:
-        if path.name in MADE:
-            remove(path)
-    for name in ("work", "logs"):
-        (directory / name).mkdir(parents=True)
-
-
-def remove(path: Path) -> None:
-    """A file, a link or a whole directory."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    make_empty(directory, "--dir", overwrite=overwrite, made=MADE, below=("work", "logs"))
