@@ -21,6 +21,7 @@ from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fsck import fsck
 from shardstore.salvage import Decision, look, salvage
 from shardstore.wal.reader import list_segments, read_bytes, read_log
+from tests.support.damaged_world import settle
 from tests.support.stores import (
     ROOT,
     SETTINGS,
@@ -473,15 +474,7 @@ def promised(fs: MemoryFileSystem) -> set[str]:
 
 def settled(fs: MemoryFileSystem) -> MemoryFileSystem:
     """The same files, all of them durable: damage is not what a sync would have prevented."""
-    for directory in ("", "/wal", "/objects"):
-        for name in fs.list_directory(ROOT + directory):
-            path = f"{ROOT}{directory}/{name}"
-            if not fs.stat(path).is_directory:
-                file = fs.open(path, "write")
-                file.datasync()
-                file.close()
-        fs.sync_directory(ROOT + directory)
-    fs.sync_directory("")
+    settle(fs)
     return fs
 
 
