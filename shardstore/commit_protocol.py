@@ -26,11 +26,9 @@ from shardstore.errors import PoisonedError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part
 from shardstore.format.names import (
     OBJECTS_DIRECTORY,
-    SEGMENT_TEMPORARY,
     SNAPSHOT_SHARD,
-    WAL_DIRECTORY,
 )
-from shardstore.fs.calls import close_quietly, unlink_quietly
+from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
 from shardstore.slots import SlotTable
@@ -328,10 +326,7 @@ class CommitProtocol:
                 raise
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if full and first_seq is None and not self._context.is_poisoned:
-                # The old segment may go on while it has room; a later commit tries again.
-                temporary = self._context.path(f"{WAL_DIRECTORY}/{SEGMENT_TEMPORARY}")
-                unlink_quietly(self._context.fs, temporary)
-                return
+                return  # the old segment may go on while it has room; a later commit tries again
             raise self._context.storage_error("starting a segment of the log", error) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
         self._tail_is_durable()

@@ -62,14 +62,14 @@ def open_active(
         check_lineage(root, read_store_file(system, root), other, read_store_file(system, other))
         store = Store.open(root, "r+", fs=fs, settings=chosen)  # recovers, and keeps others out
         try:
-            winner, last = _decide(system, root, other, take)
+            winner, view = _decide(system, root, other, take)
         except BaseException:
             store.close()
             raise
         if winner == lineage.ACTIVE:
             return store
         store.close()
-        set_aside(system, root, last)
+        set_aside(system, root, _last_work(system, root, view))
     _make_active(system, root, other, chosen, progress)
     return Store.open(root, "r+", fs=fs, settings=chosen)
 
@@ -119,9 +119,8 @@ def _is_store(fs: FileSystem, root: str) -> bool:
     return True
 
 
-def _decide(fs: FileSystem, root: str, other: str, take: Take | None) -> tuple[str, str]:
-    """Which one goes on: what somebody said, else what the logs say. And the active one's last
-    work."""
+def _decide(fs: FileSystem, root: str, other: str, take: Take | None) -> tuple[str, LogView]:
+    """Which one goes on: what somebody said, else what the logs say. And the active one's log."""
     view, behind = read_log(fs, root), read_log(fs, other)
     choice = lineage.choose(lineage.side(fs, root, view), lineage.side(fs, other, behind))
     winner = take or choice.winner
@@ -129,7 +128,7 @@ def _decide(fs: FileSystem, root: str, other: str, take: Take | None) -> tuple[s
         raise TierConflictError(conflict(choice, root, view.state, other, behind.state))
     if winner == lineage.ACTIVE and choice.winner != lineage.ACTIVE:
         set_aside(fs, other, _last_work(fs, other, behind))
-    return winner, _last_work(fs, root, view)
+    return winner, view
 
 
 def _make_active(
