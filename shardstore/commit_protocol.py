@@ -15,7 +15,6 @@ deferred durability changes leave out the syncs until a durable one, which makes
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from shardstore.format.names import (
     SNAPSHOT_SHARD,
     WAL_DIRECTORY,
 )
-from shardstore.fs.calls import close_quietly, unlink_quietly
+from shardstore.fs.calls import FULL, close_quietly, unlink_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
 from shardstore.slots import SlotTable
@@ -110,7 +109,9 @@ class CommitProtocol:
 
     def needed(self) -> set[int]:
         """Slots that may not be written: what log and disk need, and what is decided."""
-        return self.tail.needed() | self.durable.needed() | self.prepared.needed()
+        with self._context.mutex:
+            states = {id(state): state for state in (self.tail, self.durable, self.prepared)}
+        return set().union(*(state.needed() for state in states.values()))
 
     def return_to_tail(self) -> None:
         """Forget what was prepared and will not be completed."""
@@ -213,6 +214,8 @@ class CommitProtocol:
         head = self.tail.head
         freed = self._move_on(change.after, change.after if change.durable else self.durable)
         self.unsynced_commits = 0 if change.durable else self.unsynced_commits + 1
+        for staged in change.objects:
+            self._staging.landed(staged)
         self._settle_files(change, freed)
         self._release(freed)
         self._fill_cache(change.objects, freed, head)
@@ -295,6 +298,7 @@ class CommitProtocol:
         for staged in objects:
             self._staging.let_go(staged)
             self._staging.files.close(staged)
+            self._staging.landed(staged)
         self._cache.forget(freed)
         self._release(freed)
 
@@ -326,13 +330,15 @@ class CommitProtocol:
                 self._context.poison(error)
             if not isinstance(error, OSError):
                 raise
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in FULL
             if full and first_seq is None and not self._context.is_poisoned:
                 # The old segment may go on while it has room; a later commit tries again.
                 temporary = self._context.path(f"{WAL_DIRECTORY}/{SEGMENT_TEMPORARY}")
                 unlink_quietly(self._context.fs, temporary)
                 return
-            raise self._context.storage_error("starting a segment of the log", error) from error
+            raise self._context.storage_error(
+                "starting a segment of the log", error, needed=settings.prewrite_bytes
+            ) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
         self._tail_is_durable()
         close_quietly(old)

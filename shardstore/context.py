@@ -121,7 +121,15 @@ class Context:
     def check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"store {self.root} is closed")
-        if self.fs.process()[0] != self._process:
+        self.check_process()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened the store."""
+        return self.fs.process()[0] != self._process
+
+    def check_process(self) -> None:
+        if self.is_forked:
             raise ClosedError(f"store {self.root} was opened by the parent process; open it again")
 
     def check_sound(self) -> None:

@@ -158,9 +158,9 @@ class Pipeline:
                     return staged
         return None
 
-    def has(self, staged: StagedObject) -> bool:
-        """Whether the object belongs to a change in flight."""
-        return any(staged is other for change in self._flying() for other in change.objects)
+    def objects(self) -> set[int]:
+        """Identities of the objects of changes in flight."""
+        return {id(staged) for change in self._flying() for staged in change.objects}
 
     # ------------------------------------------------------------------ in flight
 

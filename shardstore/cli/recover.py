@@ -15,7 +15,7 @@ from shardstore.cli.common import (
     reading,
 )
 from shardstore.cli.output import echo_json, shown
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.recovery import Plan, plan, read_store_file
 from shardstore.store import Store
 
@@ -41,8 +41,8 @@ def recover(path: str, dry_run: bool, assume_power_cut: bool, as_json: bool) -> 
     Damage is no work for this command: it is refused, and 'shardstore fsck' lists it.
     """
     with reading(path) as root:
-        read_store_file(PosixFileSystem(), root)
-        found, _ = plan(PosixFileSystem(), root, assume_power_cut=assume_power_cut)
+        read_store_file(local_file_system(), root)
+        found, _ = plan(local_file_system(), root, assume_power_cut=assume_power_cut)
     needed = _needed(found, assume_power_cut)
     if not as_json:
         for line in found.lines():
