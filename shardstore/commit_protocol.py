@@ -73,6 +73,8 @@ class Change:
     commit: CommitInfo | None = None
     """What the record made, if it is a commit; once prepared."""
     error: Exception | None = None
+    is_landed: bool = False
+    """It counts, whatever comes."""
     is_prepared: threading.Event = field(default_factory=threading.Event)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -159,6 +161,7 @@ class CommitProtocol:
                 self._context.trace("sync", seq=record.seq)
                 self.writer.sync()
             self._swap(change)
+            change.is_landed = True
         except BaseException as error:
             self._context.poison(error)
             if not isinstance(error, OSError):

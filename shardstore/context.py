@@ -147,6 +147,13 @@ class Context:
     def poison(self, error: BaseException) -> None:
         self._poison = error
 
+    def end(self) -> None:
+        """The store is closed: what stood in the way stays known, without the files and buffers
+        that its traceback holds on to."""
+        self.closed = True
+        if self._poison is not None:
+            self._poison.__traceback__ = None
+
     def trace(self, event: str, **fields: Any) -> None:
         if self.settings.trace is not None:
             self.settings.trace(event, fields)

@@ -73,13 +73,14 @@ class Pipeline:
             make=make, objects=objects, durable=durable, entries=entries, step=step,
             number=self._number,
         )  # fmt: skip
-        with self._context.mutex:
-            self._changes.append(change)
-        self._unsynced = 0 if durable else self._unsynced + 1
         try:
+            with self._context.mutex:
+                self._changes.append(change)
+            self._unsynced = 0 if durable else self._unsynced + 1
             self._context.workers.finish(self._prepare_in_flight, change)
         except BaseException:  # an interrupt: nobody knows whether the call will be made
-            self._context.workers.finish(self._prepare_in_flight, change)
+            if any(change is flying for flying in self._changes):  # else it is not begun
+                self._context.workers.finish(self._prepare_in_flight, change)
             raise
         return change
 
@@ -167,8 +168,8 @@ class Pipeline:
     def _prepare_in_flight(self, change: Change) -> None:
         if change.is_begun:
             return
-        change.is_begun = True
         try:
+            change.is_begun = True
             self._check_before(change)
             self._prepare(change)
             change.is_prepared.set()
@@ -197,6 +198,9 @@ class Pipeline:
 
     def _fail(self, change: Change, error: BaseException) -> None:
         if change.is_over.is_set():
+            return
+        if change.is_landed:  # the interrupt came after
+            change.is_over.set()
             return
         told = not isinstance(error, Exception)  # an interrupt, in the caller's own thread
         failure = (

@@ -381,7 +381,7 @@ class Session:
             if self._pipeline is not None:
                 self._pipeline.finish()
         finally:
-            self.context.closed = True
+            self.context.end()
             self.context.workers.close()
             if self._pipeline is not None:
                 self._pipeline.protocol.close()

@@ -132,6 +132,7 @@ class SlotTable:
     def recount(self, used: set[int]) -> None:
         """Besides `used` and what is free there is nothing: other slots are free, half-made files
         go. For after an interrupt, but cheap enough to be asked at every beginning."""
+        self._pooled = set().union(*self._free.values())
         self.release(sorted(self._kinds.keys() - used - self._pooled))
         for slot in [slot for slot in self._loose if slot not in used]:
             with suppress(OSError):  # it may never have been made

@@ -61,15 +61,16 @@ class Once(Generic[T_co]):
         self._call: Callable[[], T_co] | None = partial(call, *args)
         self._mutex = threading.Lock()
         self._over = threading.Event()
+        self._thread = 0
+        """Who makes the call: where that is who waits, an interrupt ended it and left no word."""
         self._value: Any = None
         self._error: Exception | None = None
 
     def __call__(self) -> None:
-        call = self._take()
-        if call is None:
-            return
         try:
-            self._value = call()
+            call = self._take()
+            if call is not None:
+                self._value = call()
         except Exception as error:
             self._error = error
             raise
@@ -77,7 +78,7 @@ class Once(Generic[T_co]):
             self._over.set()
 
     def result(self) -> T_co:
-        self._over.wait()
+        self._wait()
         if self._error is not None:
             raise self._error
         value: T_co = self._value
@@ -90,12 +91,17 @@ class Once(Generic[T_co]):
         """It will not be begun any more; where it was, this waits for its end."""
         if self._take() is not None:
             self._over.set()
-        self._over.wait()
+        self._wait()
 
     def _take(self) -> Callable[[], T_co] | None:
         with self._mutex:
+            self._thread = self._thread or threading.get_ident()
             call, self._call = self._call, None
         return call
+
+    def _wait(self) -> None:
+        if self._thread != threading.get_ident():
+            self._over.wait()
 
 
 class Workers(Protocol):

@@ -12,7 +12,6 @@ import gc
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -37,7 +36,7 @@ from tests.support.stores import (
     values,
 )
 
-pytestmark = [pytest.mark.req("S27", "S4", "S14"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.req("S27", "S4", "S14"), pytest.mark.timeout(240)]
 PACKAGE = str(Path(shardstore.__file__).parent)
 PRETENDED = tuple(f"{PACKAGE}/fs/{name}" for name in ("memory", "faulty", "crash_states"))
 SAMPLE = 40
@@ -173,7 +172,8 @@ def check_goes_on(store: Store, fs: FileSystem, root: str, place: str) -> None:
     there = {found[0] for found in places if found is not None}
     assert len(free) == len(set(free)) and not needed & set(free), place
     assert there == needed | set(free), f"{place}: lost {there - needed - set(free)}"
-    assert store.pinned_slots() == set(), place
+    if isinstance(fs, PosixFileSystem):  # the pretended one keeps what nobody closes
+        assert store.pinned_slots() == set(), place
     store.clear_cache()
     gc.collect()
     assert session.pool.lent_bytes == 0, place
@@ -220,7 +220,7 @@ def test_an_interrupt_at_any_moment(name: str, engine: str, request: pytest.Fixt
                 commit(again, 10)
 
 
-@pytest.mark.parametrize("name", ["commits", "new parts"])
+@pytest.mark.parametrize("name", ACTIONS)
 def test_no_descriptor_stays_open_after_an_interrupt(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -240,7 +240,7 @@ def test_no_descriptor_stays_open_after_an_interrupt(
     store.close()
     every = request.config.getoption("--long")
     picked = chosen(counted.count, every=every, seed=name)
-    for nth in picked if every else picked[::4]:
+    for nth in picked if every else picked[::3]:
         before = descriptors()
         root = tmp_path / f"run{nth}"
         store = begun(root)
@@ -250,5 +250,4 @@ def test_no_descriptor_stays_open_after_an_interrupt(
         if not store._session.context.is_poisoned:
             check_goes_on(store, PosixFileSystem(), str(root), place)
         store.close()
-        assert threading.active_count() >= 1
         assert descriptors() == before, place
