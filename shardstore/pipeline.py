@@ -30,6 +30,8 @@ class Pipeline:
         self._staging = staging
         self._changes: deque[Change] = deque()
         """Changes in flight, oldest first; some may have landed. Guarded by the context's mutex."""
+        self._own: Change | None = None
+        """The change that a caller's thread makes now: other threads may see its state already."""
         self._number = 0
         self._failure: Exception | None = None
         self._failed_at = 0
@@ -48,11 +50,14 @@ class Pipeline:
         self._context.check_sound()
         change = Change(make=make, objects=objects, durable=durable)
         try:
+            self._own = change
             self._prepare(change)
             self.protocol.complete(change)
         except BaseException:
             self.protocol.return_to_tail()
             raise
+        finally:
+            self._own = None
         self._unsynced = self.protocol.unsynced_commits
         return change
 
@@ -153,7 +158,8 @@ class Pipeline:
 
     def find(self, reference: ObjectRef) -> StagedObject | None:
         """The object in flight that a reference names: its file may not be written yet."""
-        for change in self._flying():
+        own = self._own
+        for change in [*self._flying(), *([] if own is None else [own])]:
             for staged in change.objects:
                 if staged.reference == reference and not staged.reused:
                     return staged

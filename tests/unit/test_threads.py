@@ -96,7 +96,8 @@ def look(store: Store) -> None:
     assert store.durable_head is not None
     names = [snapshot.name for snapshot in store.snapshots]
     assert names == sorted(names)
-    assert [kept.seq for kept in store.kept] == sorted(kept.seq for kept in store.kept)
+    kept = [commit.seq for commit in store.kept]
+    assert kept == sorted(kept)
     assert store.host_bytes >= 0 and store.undoable is not None
     assert store.pinned_slots() is not None and store.current_branch == "main"
 
@@ -139,6 +140,7 @@ def test_threads_ask_while_one_commits(place: tuple[FileSystem, str], durability
     )  # fmt: skip
     with Store.open(root, "a", fs=fs, settings=settings) as store:
         commit(store, 1)
+        store.sync()
         crowd = Crowd()
         with Store.open(root, fs=fs, settings=settings) as reader:
             crowd.add("look", lambda: look(store))
@@ -162,14 +164,14 @@ def test_threads_that_change_the_store_take_turns(tmp_path: Path) -> None:
     with Store.open(tmp_path / "run", "a", settings=Settings(host_budget_bytes=1 << 20)) as store:
         commit(store, 1)
         crowd = [
-            threading.Thread(target=lambda n=n: [store.snapshot(f"{n}-{i}") for i in range(5)])
+            threading.Thread(target=lambda n=n: [store.snapshot(f"of{n}_{i}") for i in range(5)])
             for n in range(4)
         ]
         for thread in crowd:
             thread.start()
         for thread in crowd:
             thread.join()
-        assert {s.name for s in store.snapshots} == {f"{n}-{i}" for n in range(4) for i in range(5)}
+        assert {s.name for s in store.snapshots} == {f"of{n}_{i}" for n in range(4) for i in range(5)}
     with Store.open(tmp_path / "run") as reader:
         assert len(reader.snapshots) == 20
 
