@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from shardstore.context import Context
 from shardstore.errors import PoisonedError
@@ -52,6 +52,10 @@ Entry = ObjectRef | StagedObject
 """What a manifest in the making names: an object that is known, or one in flight."""
 Make = Callable[[int], Mapping[str, Any]]
 """The record with that sequence number, but for `durable`."""
+
+
+def _made(seq: int) -> NoReturn:
+    raise AssertionError(f"record {seq} is made once")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -133,6 +137,7 @@ class CommitProtocol:
             staged.known()
         seq = self._seq + 1
         record = {**change.make(seq), "durable": change.durable}
+        change.make = _made  # it knows its transaction, which knows the change before, and so on
         change.record = encode(record, self._chain)
         after = self.prepared.copy()
         after.apply(record, change.record.chain)

@@ -171,7 +171,9 @@ def test_threads_that_change_the_store_take_turns(tmp_path: Path) -> None:
             thread.start()
         for thread in crowd:
             thread.join()
-        assert {s.name for s in store.snapshots} == {f"of{n}_{i}" for n in range(4) for i in range(5)}
+        assert {s.name for s in store.snapshots} == {
+            f"of{n}_{i}" for n in range(4) for i in range(5)
+        }
     with Store.open(tmp_path / "run") as reader:
         assert len(reader.snapshots) == 20
 
