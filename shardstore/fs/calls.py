@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -59,7 +60,9 @@ def space_text(fs: FileSystem, root: str, error: OSError, needed: int = 0) -> st
     if error.errno not in FULL:
         return ""
     wanted = f"{needed} bytes needed" if needed else "more space needed"
-    try:
-        return f"; {wanted}, {fs.free_bytes(root)} free"
-    except OSError:
-        return f"; {wanted}"
+    for place in (root, posixpath.dirname(root) or "."):  # it may not be made yet
+        try:
+            return f"; {wanted}, {fs.free_bytes(place)} free"
+        except OSError:
+            continue
+    return f"; {wanted}"
