@@ -109,12 +109,14 @@ class BufferPool:
         """Sorted by capacity."""
         self._returned: deque[HostMemory] = deque()
         """Filled by finalizers, which may run anywhere and so take no lock."""
-        self._allocated_bytes = 0
+        self._all: weakref.WeakSet[HostMemory] = weakref.WeakSet()
+        """What an interrupt keeps from its owner goes, and is not counted any more."""
 
     @property
     def allocated_bytes(self) -> int:
         """Memory that the pool has, lent or free."""
-        return self._allocated_bytes
+        with self._lock:
+            return self._allocated()
 
     @property
     def free_bytes(self) -> int:
@@ -126,7 +128,9 @@ class BufferPool:
     @property
     def lent_bytes(self) -> int:
         """Memory over which somebody holds a buffer or a view."""
-        return self._allocated_bytes - self.free_bytes
+        with self._lock:
+            self._collect()
+            return self._allocated() - sum(memory.capacity for memory in self._free)
 
     def acquire(self, size: int) -> Buffer:
         """A buffer of exactly `size` bytes with any content."""
@@ -134,8 +138,6 @@ class BufferPool:
         with self._lock:
             self._collect()
             memory = self._take(capacity)
-            if memory is None:
-                self._allocated_bytes += capacity
         if memory is None:
             memory = self._allocate(capacity)
         return self._lend(memory, size)
@@ -167,7 +169,6 @@ class BufferPool:
             self._collect()
             given = sum(memory.capacity for memory in self._free)
             self._free.clear()
-            self._allocated_bytes -= given
         return given
 
     def _take(self, capacity: int) -> HostMemory | None:
@@ -176,9 +177,9 @@ class BufferPool:
         index = bisect_left(self._free, capacity, key=_capacity_of)
         if index == len(self._free):
             if self._free:
-                self._allocated_bytes -= self._free.pop().capacity
+                self._free.pop()
             while self._free and self._is_over(capacity):
-                self._allocated_bytes -= self._free.pop().capacity
+                self._free.pop()
             return None
         found = self._free[index].capacity
         # Of equal ones the last to come back: it is the warmest.
@@ -186,15 +187,20 @@ class BufferPool:
 
     def _is_over(self, capacity: int) -> bool:
         budget = self.budget_bytes
-        return budget is not None and self._allocated_bytes + capacity > budget
+        return budget is not None and self._allocated() + capacity > budget
+
+    def _allocated(self) -> int:
+        """The caller holds the lock."""
+        return sum(memory.capacity for memory in self._all)
 
     def _allocate(self, capacity: int) -> HostMemory:
         try:
-            return HostMemory(capacity)
-        except (OSError, MemoryError, ValueError, OverflowError) as error:
+            memory = HostMemory(capacity)
             with self._lock:
-                self._allocated_bytes -= capacity
-                have = self._allocated_bytes
+                self._all.add(memory)
+            return memory
+        except (OSError, MemoryError, ValueError, OverflowError) as error:
+            have = self.allocated_bytes
             raise UnavailableError(
                 f"no memory for a buffer of {capacity} bytes beside the {have} bytes that the "
                 f"store's buffers have: {error}; close loaded objects or use smaller parts"

@@ -15,11 +15,10 @@ deferred durability changes leave out the syncs until a durable one, which makes
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from shardstore.context import Context
 from shardstore.errors import PoisonedError
@@ -28,7 +27,7 @@ from shardstore.format.names import (
     OBJECTS_DIRECTORY,
     SNAPSHOT_SHARD,
 )
-from shardstore.fs.calls import close_quietly
+from shardstore.fs.calls import FULL, close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
 from shardstore.slots import SlotTable
@@ -53,6 +52,10 @@ Make = Callable[[int], Mapping[str, Any]]
 """The record with that sequence number, but for `durable`."""
 
 
+def _made(seq: int) -> NoReturn:
+    raise AssertionError(f"record {seq} is made once")
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Change:
     """A record on its way into the log."""
@@ -72,6 +75,8 @@ class Change:
     commit: CommitInfo | None = None
     """What the record made, if it is a commit; once prepared."""
     error: Exception | None = None
+    is_landed: bool = False
+    """It counts, whatever comes."""
     is_prepared: threading.Event = field(default_factory=threading.Event)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -108,7 +113,9 @@ class CommitProtocol:
 
     def needed(self) -> set[int]:
         """Slots that may not be written: what log and disk need, and what is decided."""
-        return self.tail.needed() | self.durable.needed() | self.prepared.needed()
+        with self._context.mutex:
+            states = {id(state): state for state in (self.tail, self.durable, self.prepared)}
+        return set().union(*(state.needed() for state in states.values()))
 
     def return_to_tail(self) -> None:
         """Forget what was prepared and will not be completed."""
@@ -128,6 +135,7 @@ class CommitProtocol:
             staged.known()
         seq = self._seq + 1
         record = {**change.make(seq), "durable": change.durable}
+        change.make = _made  # it knows its transaction, which knows the change before, and so on
         change.record = encode(record, self._chain)
         after = self.prepared.copy()
         after.apply(record, change.record.chain)
@@ -156,6 +164,7 @@ class CommitProtocol:
                 self._context.trace("sync", seq=record.seq)
                 self.writer.sync()
             self._swap(change)
+            change.is_landed = True
         except BaseException as error:
             self._context.poison(error)
             if not isinstance(error, OSError):
@@ -211,6 +220,8 @@ class CommitProtocol:
         head = self.tail.head
         freed = self._move_on(change.after, change.after if change.durable else self.durable)
         self.unsynced_commits = 0 if change.durable else self.unsynced_commits + 1
+        for staged in change.objects:
+            self._staging.landed(staged)
         self._settle_files(change, freed)
         self._release(freed)
         self._fill_cache(change.objects, freed, head)
@@ -293,6 +304,7 @@ class CommitProtocol:
         for staged in objects:
             self._staging.let_go(staged)
             self._staging.files.close(staged)
+            self._staging.landed(staged)
         self._cache.forget(freed)
         self._release(freed)
 
@@ -324,10 +336,12 @@ class CommitProtocol:
                 self._context.poison(error)
             if not isinstance(error, OSError):
                 raise
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            full = error.errno in FULL
             if full and first_seq is None and not self._context.is_poisoned:
                 return  # the old segment may go on while it has room; a later commit tries again
-            raise self._context.storage_error("starting a segment of the log", error) from error
+            raise self._context.storage_error(
+                "starting a segment of the log", error, needed=settings.prewrite_bytes
+            ) from error
         self._seq, self._chain = self.writer.seq, self.writer.chain
         self._tail_is_durable()
         close_quietly(old)

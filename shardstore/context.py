@@ -121,7 +121,15 @@ class Context:
     def check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"store {self.root} is closed")
-        if self.fs.process()[0] != self._process:
+        self.check_process()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened the store."""
+        return self.fs.process()[0] != self._process
+
+    def check_process(self) -> None:
+        if self.is_forked:
             raise ClosedError(f"store {self.root} was opened by the parent process; open it again")
 
     def check_sound(self) -> None:
@@ -138,6 +146,13 @@ class Context:
 
     def poison(self, error: BaseException) -> None:
         self._poison = error
+
+    def end(self) -> None:
+        """The store is closed: what stood in the way stays known, without the files and buffers
+        that its traceback holds on to."""
+        self.closed = True
+        if self._poison is not None:
+            self._poison.__traceback__ = None
 
     def trace(self, event: str, **fields: Any) -> None:
         if self.settings.trace is not None:

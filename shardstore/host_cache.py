@@ -12,7 +12,6 @@ open counts, but is never refused. Any thread may call.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -21,13 +20,14 @@ from dataclasses import dataclass
 from shardstore.buffers import Buffer, BufferPool
 from shardstore.format.layout import ObjectHeader
 from shardstore.format.manifest import ObjectRef
+from shardstore.fs.system import memory_bytes
 
 _DEFAULT_SHARE = 4
 
 
 def default_budget_bytes() -> int:
     """A quarter of the machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _DEFAULT_SHARE
+    return memory_bytes() // _DEFAULT_SHARE
 
 
 @dataclass(slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from typing import Any
 
-from shardstore.errors import LockedError
+from shardstore.errors import LockedError, StorageError
 from shardstore.format.names import LOCK_FILE
 from shardstore.fs.protocol import FileSystem, Lock, LockHeld
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 def holder_text(text: str) -> str:
@@ -35,7 +38,8 @@ def holder_of(fs: FileSystem, root: str) -> dict[str, Any] | None:
 
 
 def take_lock(fs: FileSystem, root: str) -> Lock:
-    """Take the store's lock without waiting, or LockedError naming its holder."""
+    """Take the store's lock without waiting, or LockedError naming its holder; StorageError where
+    the file system has no locks to give."""
     pid, host = fs.process()
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fs.now()))
     owner = json.dumps({"pid": pid, "host": host, "since": since})
@@ -46,3 +50,12 @@ def take_lock(fs: FileSystem, root: str) -> Lock:
             f"store {root} is being written by {holder_text(error.holder)}; "
             "one writer at a time, readers are welcome"
         ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise StorageError(
+            f"store {root}: its file system gives no lock on {LOCK_FILE} ({error.strerror}), and "
+            "without one nothing keeps two writers apart; put the store on a local file system "
+            "(reading it works where it is)",
+            errno=error.errno,
+        ) from error

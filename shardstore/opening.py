@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import os
 import posixpath
+import warnings
 from dataclasses import replace
 
 from shardstore import recovery
 from shardstore.context import Settings, Trace
 from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
 from shardstore.format.names import LOCK_FILE, STORE_FILE
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.calls import space_text
 from shardstore.fs.protocol import FileSystem, Lock
+from shardstore.fs.system import local_file_system
 from shardstore.locking import take_lock
 from shardstore.session import Session
+
+_warned: set[str] = set()
+"""Roots that this process was warned of."""
 
 
 def open_reading(
@@ -27,7 +32,7 @@ def open_reading(
     try:
         return recovery.open_for_read(system, root, settings)
     except OSError as error:
-        raise _opening_failed(root, error) from error
+        raise _opening_failed(system, root, error) from error
 
 
 def open_writing(
@@ -50,20 +55,34 @@ def open_writing(
                 f"{root} is not a store: it has no file {STORE_FILE}; create one with "
                 f"'shardstore init {root}'"
             )
+        _warn_of(system, root)
         lock = take_lock(system, root)
     except OSError as error:
-        raise _opening_failed(root, error) from error
+        raise _opening_failed(system, root, error) from error
     try:
         if may_create and (must_create or STORE_FILE not in system.list_directory(root)):
             recovery.create(system, root, settings)
         session, plan = recovery.open_for_write(system, root, settings, assume_power_cut=power_cut)
     except OSError as error:
         lock.release()
-        raise _opening_failed(root, error) from error
+        raise _opening_failed(system, root, error) from error
     except BaseException:
         lock.release()
         raise
     return session, lock, plan
+
+
+def _warn_of(fs: FileSystem, root: str) -> None:
+    """Once a process and store: what is known to speak against its file system."""
+    doubts = fs.doubts(root)
+    if doubts is None or root in _warned:
+        return
+    _warned.add(root)
+    message = (
+        f"store {root} is on a file system that its promises were not tested on: {doubts}; "
+        "a local one (ext4, xfs, btrfs) keeps them"
+    )
+    warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _make_root(fs: FileSystem, root: str) -> None:
@@ -73,15 +92,15 @@ def _make_root(fs: FileSystem, root: str) -> None:
         return
 
 
-def _opening_failed(root: str, error: OSError) -> Exception:
+def _opening_failed(fs: FileSystem, root: str, error: OSError) -> Exception:
     missing = error.filename if isinstance(error, FileNotFoundError) else None
     if missing is not None and not str(missing).startswith(f"{root}/"):
         return NotAStoreError(f"{root} is not a store: {missing} does not exist")
     if missing is not None and str(missing) != f"{root}/{LOCK_FILE}":
         return CorruptionError("a file of the store is missing", file=str(missing))
     return StorageError(
-        f"opening store {root} failed on {error.filename or root}: {error.strerror}; "
-        "the store is as it was found",
+        f"opening store {root} failed on {error.filename or root}: {error.strerror}"
+        f"{space_text(fs, root, error)}; the store is as it was found",
         errno=error.errno,
     )
 
@@ -94,7 +113,7 @@ def place(
     text = os.fsdecode(path)
     if not text:
         raise UsageError("the path of a store is empty; name a directory ('.' for this one)")
-    system = PosixFileSystem() if fs is None else fs
+    system = local_file_system() if fs is None else fs
     if system.host_path(text) is not None:
         return system, os.path.realpath(text) if follow else os.path.abspath(text)
     return system, posixpath.normpath(text)

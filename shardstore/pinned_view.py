@@ -82,7 +82,7 @@ class PinnedView:
         """Let the writer have the slots. What was loaded stays valid."""
         self._closed = True
         file, self._file = self._file, None
-        if file is not None:
+        if file is not None and not self._session.context.is_forked:
             self._session.pins.let_go(file)
 
     def __enter__(self) -> PinnedView:

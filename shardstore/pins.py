@@ -9,6 +9,7 @@ A test that fails counts as a pin: a slot too many costs space, one too few cost
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 
 from shardstore.format.names import OBJECTS_DIRECTORY, PINS_FILE, slot_of
@@ -32,7 +33,8 @@ class Pins:
         self._root = root
         self._path = f"{root}/{PINS_FILE}"
         self._mutex = threading.Lock()
-        self._held: set[PinFile] = set()
+        self._held: weakref.WeakSet[PinFile] = weakref.WeakSet()
+        """Those of views that are gone unclosed (an interrupt came first) let go by themselves."""
         self._tester: PinFile | None = None
 
     def hold(self, slots: Iterable[int]) -> PinFile | None:
@@ -82,6 +84,6 @@ class Pins:
         """Let go of everything; views that are still open can no longer be read."""
         with self._mutex:
             files = [*self._held, *([self._tester] if self._tester is not None else [])]
-            self._held, self._tester = set(), None
+            self._held, self._tester = weakref.WeakSet(), None
         for file in files:
             close_quietly(file)

@@ -30,6 +30,8 @@ class Pipeline:
         self._staging = staging
         self._changes: deque[Change] = deque()
         """Changes in flight, oldest first; some may have landed. Guarded by the context's mutex."""
+        self._own: Change | None = None
+        """The change that a caller's thread makes now: other threads may see its state already."""
         self._number = 0
         self._failure: Exception | None = None
         self._failed_at = 0
@@ -48,11 +50,14 @@ class Pipeline:
         self._context.check_sound()
         change = Change(make=make, objects=objects, durable=durable)
         try:
+            self._own = change
             self._prepare(change)
             self.protocol.complete(change)
         except BaseException:
             self.protocol.return_to_tail()
             raise
+        finally:
+            self._own = None
         self._unsynced = self.protocol.unsynced_commits
         return change
 
@@ -73,13 +78,14 @@ class Pipeline:
             make=make, objects=objects, durable=durable, entries=entries, step=step,
             number=self._number,
         )  # fmt: skip
-        with self._context.mutex:
-            self._changes.append(change)
-        self._unsynced = 0 if durable else self._unsynced + 1
         try:
+            with self._context.mutex:
+                self._changes.append(change)
+            self._unsynced = 0 if durable else self._unsynced + 1
             self._context.workers.finish(self._prepare_in_flight, change)
         except BaseException:  # an interrupt: nobody knows whether the call will be made
-            self._context.workers.finish(self._prepare_in_flight, change)
+            if any(change is flying for flying in self._changes):  # else it is not begun
+                self._context.workers.finish(self._prepare_in_flight, change)
             raise
         return change
 
@@ -152,23 +158,24 @@ class Pipeline:
 
     def find(self, reference: ObjectRef) -> StagedObject | None:
         """The object in flight that a reference names: its file may not be written yet."""
-        for change in self._flying():
+        own = self._own
+        for change in [*self._flying(), *([] if own is None else [own])]:
             for staged in change.objects:
                 if staged.reference == reference and not staged.reused:
                     return staged
         return None
 
-    def has(self, staged: StagedObject) -> bool:
-        """Whether the object belongs to a change in flight."""
-        return any(staged is other for change in self._flying() for other in change.objects)
+    def objects(self) -> set[int]:
+        """Identities of the objects of changes in flight."""
+        return {id(staged) for change in self._flying() for staged in change.objects}
 
     # ------------------------------------------------------------------ in flight
 
     def _prepare_in_flight(self, change: Change) -> None:
         if change.is_begun:
             return
-        change.is_begun = True
         try:
+            change.is_begun = True
             self._check_before(change)
             self._prepare(change)
             change.is_prepared.set()
@@ -197,6 +204,9 @@ class Pipeline:
 
     def _fail(self, change: Change, error: BaseException) -> None:
         if change.is_over.is_set():
+            return
+        if change.is_landed:  # the interrupt came after
+            change.is_over.set()
             return
         told = not isinstance(error, Exception)  # an interrupt, in the caller's own thread
         failure = (

@@ -7,6 +7,7 @@ that changes the store holds `lock`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,7 +75,6 @@ class Session:
         self.uuid = uuid
         self.settings = settings
         self.opening = opening
-        self.lock = self.context.calls
         self.trace = self.context.trace
         self.path = self.context.path
         self.storage_error = self.context.storage_error
@@ -115,6 +115,13 @@ class Session:
         )
         self._pipeline = Pipeline(self.context, self._staging, protocol)
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by whoever changes the store. Never by a forked child, which could wait for ever
+        for a thread that is not there."""
+        self.context.check_process()
+        return self.context.calls
+
     # ------------------------------------------------------------------ where it stands
 
     @property
@@ -143,6 +150,7 @@ class Session:
     @property
     def state(self) -> State:
         """The newest state of this process: in a writer with what is in flight, once prepared."""
+        self.context.check_process()
         if self._pipeline is None:
             return self._seen
         if not self.context.closed:
@@ -152,6 +160,7 @@ class Session:
     @property
     def durable_state(self) -> State:
         """What survives a power cut."""
+        self.context.check_process()
         if self._pipeline is not None:
             return self._pipeline.protocol.durable
         return self._look(self.read_durable)
@@ -185,6 +194,16 @@ class Session:
 
     # ------------------------------------------------------------------ writing
 
+    def reclaim(self) -> None:
+        """What an interrupt took from its owner goes back. No transaction is open, and the caller
+        holds `lock`."""
+        assert self._pipeline is not None and self._staging is not None
+        flying = self._pipeline.objects()  # first: what lands meanwhile is still among these
+        self.abandon([staged for staged in self._staging.out() if id(staged) not in flying])
+        with self.context.mutex:
+            used = self._pipeline.protocol.needed()
+            self.slots.recount(used | {staged.slot for staged in self._staging.out()})
+
     def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: their slots may be written again.
 
@@ -192,7 +211,8 @@ class Session:
         after it was begun), stay.
         """
         assert self._pipeline is not None and self._staging is not None
-        ahead = [staged for staged in objects if not self._pipeline.has(staged)]
+        flying = self._pipeline.objects()
+        ahead = [staged for staged in objects if id(staged) not in flying]
         needed = self._pipeline.protocol.needed()
         for staged in ahead:
             if staged.slot in needed:
@@ -354,11 +374,14 @@ class Session:
         caller's to release. Raises what went wrong, after closing all the same."""
         if self.context.closed:
             return
+        if self.context.is_forked:  # its threads and locks are the parent's
+            self.context.closed = True
+            return
         try:
             if self._pipeline is not None:
                 self._pipeline.finish()
         finally:
-            self.context.closed = True
+            self.context.end()
             self.context.workers.close()
             if self._pipeline is not None:
                 self._pipeline.protocol.close()

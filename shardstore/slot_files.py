@@ -38,8 +38,9 @@ class SlotFiles:
         if staged.file is not None or staged.error is not None:
             return
         context, size, storage_format = self._context, staged.size, staged.storage_format
-        with context.mutex:
+        with context.mutex:  # together, so that a slot in use always has an owner
             slot, create = self._slots.reserve(size, storage_format)
+            staged.slot, staged.created = slot, create
         path = context.path(slot_file(slot, storage_format))
         context.trace("stage", slot=slot, create=create, size=size)
         try:
@@ -47,12 +48,10 @@ class SlotFiles:
                 path, "create" if create else "write", direct=storage_format == RAW
             )
         except OSError as error:
-            staged.error = error
-            if not create:
-                with context.mutex:
-                    self._slots.release([slot])
+            with context.mutex:
+                staged.error, staged.slot = error, -1
+                self._slots.release([slot])
             return
-        staged.slot, staged.created = slot, create
         if create:
             with context.mutex:
                 self._slots.created(slot, size, storage_format)

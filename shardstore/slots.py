@@ -5,7 +5,8 @@ Invariants: a slot is handed out only while nothing needs it (rule 5) and no rea
 creation is not yet synced keeps its flag until a directory sync returned, whichever transaction
 uses it (rule 7); one whose sync failed is never written again (rule 8). A number has one file, of
 one storage format: numbers are issued again after an opening only, which syncs the directory first,
-so that no crash brings a removed file back. Callers hold the context's mutex.
+so that no crash brings a removed file back. An interrupt may take a slot from whoever reserved it:
+`recount` finds what nobody has. Callers hold the context's mutex.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class SlotTable:
         self._needed_at_opening = frozenset(needed)
         self._kinds: dict[int, Kind] = {}
         self._free: dict[Kind, list[int]] = {}
+        self._pooled: set[int] = set()
+        """All that is in `_free`."""
         self._unsynced: set[int] = set()
+        self._loose: dict[int, str] = {}
+        """Files that may be there and are no slots: being made, or being removed."""
         for name in fs.list_directory(f"{root}/{OBJECTS_DIRECTORY}"):
             place = slot_of(name)
             if place is None:
@@ -72,19 +77,24 @@ class SlotTable:
         for kind, free in list(self._free.items()):
             self._free[kind] = [slot for slot in free if slot not in ahead]
             heapq.heapify(self._free[kind])
+        self._pooled -= ahead
         failed: OSError | None = None
         for slot in sorted(ahead):
             if self._pins.pinned((slot,)):
                 self._pool(slot)
                 continue
+            kind = self._kinds[slot]
+            self._loose[slot] = kind[0]
+            del self._kinds[slot]
             try:
-                self._fs.unlink(f"{self._root}/{slot_file(slot, self._kinds[slot][0])}")
+                self._fs.unlink(f"{self._root}/{slot_file(slot, kind[0])}")
             except OSError as error:
+                self._kinds[slot] = kind
                 self._pool(slot)
                 failed = failed or error
             else:
-                del self._kinds[slot]
                 self._unsynced.discard(slot)
+            del self._loose[slot]
         if failed is not None:
             raise failed
 
@@ -95,6 +105,7 @@ class SlotTable:
             return found, False
         slot = self._next
         self._next += 1
+        self._loose[slot] = storage_format
         return slot, True
 
     def _take(self, free: list[int]) -> int | None:
@@ -107,6 +118,7 @@ class SlotTable:
                 passed.append(slot)
             else:
                 found = slot
+                self._pooled.discard(slot)
         for slot in passed:
             heapq.heappush(free, slot)
         return found
@@ -115,6 +127,17 @@ class SlotTable:
         """The slot's file exists now, but its name is not durable."""
         self._kinds[slot] = (storage_format, size)
         self._unsynced.add(slot)
+        self._loose.pop(slot, None)
+
+    def recount(self, used: set[int]) -> None:
+        """Besides `used` and what is free there is nothing: other slots are free, half-made files
+        go. For after an interrupt, but cheap enough to be asked at every beginning."""
+        self._pooled = set().union(*self._free.values())
+        self.release(sorted(self._kinds.keys() - used - self._pooled))
+        for slot in [slot for slot in self._loose if slot not in used]:
+            with suppress(OSError):  # it may never have been made
+                self._fs.unlink(f"{self._root}/{slot_file(slot, self._loose[slot])}")
+            del self._loose[slot]
 
     def release(self, slots: Iterable[int]) -> None:
         """Nothing needs these any more and all their I/O has ended."""
@@ -135,4 +158,7 @@ class SlotTable:
         self._unsynced -= flagged
 
     def _pool(self, slot: int) -> None:
+        if slot in self._pooled:
+            return
+        self._pooled.add(slot)
         heapq.heappush(self._free.setdefault(self._kinds[slot], []), slot)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardstore.buffers import Buffer
+from shardstore.errors import TransactionError
 from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW
 from shardstore.fs.protocol import File
-from shardstore.workers import Done, Job, settle_jobs
+from shardstore.workers import Done, Once, settle_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +39,8 @@ class StagedObject:
     slot: int = -1
     created: bool = False
     file: File | None = None
-    pieces: list[Job[None]] = field(default_factory=list)
-    finished: Job[None] = field(default_factory=Done)
+    pieces: list[Once[None]] = field(default_factory=list)
+    finished: Once[None] | Done = field(default_factory=Done)
     reference: ObjectRef | None = None
     header: ObjectHeader | None = None
     keep: bool = True
@@ -54,7 +55,12 @@ class StagedObject:
     def known(self) -> ObjectRef:
         """The reference, waiting for the digests."""
         self.finished.result()
-        assert self.reference is not None
+        if self.reference is None:
+            shard, part = self.part
+            raise TransactionError(
+                f"shard {shard!r} part {part!r} was given up with its commit; abort the "
+                "transaction and begin again"
+            )
         return self.reference
 
     @property
@@ -74,3 +80,10 @@ def settle(staged: StagedObject) -> None:
     """Wait until nothing of the object is in flight, whatever came of it."""
     settle_jobs([staged.finished])
     settle_jobs(staged.pieces)  # all of them: finishing submits the last
+
+
+def give_up(staged: StagedObject) -> None:
+    """Begin nothing more of the object, and wait for what was begun."""
+    staged.finished.give_up()
+    for piece in staged.pieces:
+        piece.give_up()

@@ -3,7 +3,8 @@
 The data's pieces are written as they are there; the first piece, with the header, comes last, once
 the digests are known. Data that agree with the parent's object are not written at all: its object
 is named again (the manifest's digest of the first 256 KiB says when comparing is worth it).
-Nothing here is in a manifest; `pipeline` waits, syncs and names.
+Nothing here is in a manifest; `pipeline` waits, syncs and names. What was staged and neither
+`landed` nor was abandoned is `out`: after an interrupt its owner may have lost it.
 
 Contract: an object's buffer is not written to while `pieces` are in flight; its slot goes back to
 the pool only when all its I/O has ended (rule 8). Errors of transfers are kept in the object and
@@ -35,7 +36,8 @@ from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.slot_files import SlotFiles
 from shardstore.slots import SlotTable
-from shardstore.staged import StagedObject, Twin, heads_agree, settle
+from shardstore.staged import StagedObject, Twin, give_up, heads_agree, settle
+from shardstore.workers import Once
 
 Label = Callable[[tuple[int, int]], ObjectLabel]
 """Given the object's write id, who it is; asked for when all commits before it are known."""
@@ -51,6 +53,7 @@ class Staging:
         self.files = SlotFiles(context, slots)
         self._live: dict[int, StagedObject] = {}
         """Objects that have a buffer, oldest first."""
+        self._out: dict[int, StagedObject] = {}
 
     def copy(
         self,
@@ -68,9 +71,10 @@ class Staging:
         feed = _Feed(self, staged, twin)
         try:
             digests = raw.fill(buffer.view, layout, tensors, feed.filled)
-            staged.finished = self._context.workers.finish(
+            staged.finished = Once(
                 self._finish, staged, digests, label, twin if feed.suspect else None
             )
+            self._context.workers.finish(staged.finished)
             self._check(staged)
         except BaseException:
             self.abandon([staged])
@@ -96,7 +100,8 @@ class Staging:
         staged = self._new(part, layout, buffer, keep=keep)
         twin = twin if staged.storage_format == RAW else None
         try:
-            staged.finished = self._context.workers.finish(self._digest, staged, label, twin)
+            staged.finished = Once(self._digest, staged, label, twin)
+            self._context.workers.finish(staged.finished)
             self._check(staged)
         except BaseException:
             self.abandon([staged])
@@ -114,10 +119,10 @@ class Staging:
     ) -> StagedObject:
         """Stage a whole file of another format than raw, which the caller has made."""
         self.files.limit()
-        staged = StagedObject(
+        staged = self._note(StagedObject(
             part=part, layout=header.layout, buffer=None, storage_format=storage_format,
             header=header,
-        )  # fmt: skip
+        ))  # fmt: skip
         try:
             self._write_file(staged, write, pieces)
             self._check(staged)
@@ -131,10 +136,10 @@ class Staging:
         """Stage an object of another store of this lineage, byte for byte: the buffer, which
         becomes the object's, holds the file; only the slot is ours. Returns at once."""
         self.files.limit()
-        staged = StagedObject(
+        staged = self._note(StagedObject(
             part=part, layout=plan_layout([], *part), buffer=buffer, keep=False,
             storage_format=reference.format, size=reference.size,
-        )  # fmt: skip
+        ))  # fmt: skip
         try:
             self.files.open(staged)
             for begin in range(0, reference.size, self.piece_bytes):
@@ -159,9 +164,20 @@ class Staging:
     def abandon(self, objects: Iterable[StagedObject]) -> None:
         """Objects that will be in no manifest: when their I/O has ended their slots are free."""
         for staged in objects:
-            settle(staged)
+            give_up(staged)
             self.let_go(staged)
             self.files.give_back(staged)
+            self.landed(staged)
+
+    def landed(self, staged: StagedObject) -> None:
+        """The object is in the log, or given up: it is nobody's any more."""
+        with self._context.mutex:
+            self._out.pop(id(staged), None)
+
+    def out(self) -> list[StagedObject]:
+        """Objects on their way."""
+        with self._context.mutex:
+            return list(self._out.values())
 
     def let_go(self, staged: StagedObject) -> None:
         """Release the object's buffer. The caller has waited for its I/O."""
@@ -211,10 +227,15 @@ class Staging:
             buffer.release()
             raise
         size = layout.total_bytes if storage_format == RAW else 0
-        return StagedObject(
+        return self._note(StagedObject(
             part=part, layout=layout, buffer=buffer, storage_format=storage_format, size=size,
             keep=keep,
-        )  # fmt: skip
+        ))  # fmt: skip
+
+    def _note(self, staged: StagedObject) -> StagedObject:
+        with self._context.mutex:
+            self._out[id(staged)] = staged
+        return staged
 
     def _hand_over(self, staged: StagedObject) -> None:
         """From here on the buffer may be let go and the file synced and closed, once `finished` and
@@ -231,8 +252,9 @@ class Staging:
 
     def _submit_bytes(self, staged: StagedObject, begin: int, data: memoryview) -> None:
         if staged.error is None:
-            job = self._context.workers.io(self._write_piece, staged, begin, data)
+            job = Once(self._write_piece, staged, begin, data)
             staged.pieces.append(job)
+            self._context.workers.io(job)
 
     def _write_piece(self, staged: StagedObject, begin: int, data: memoryview) -> None:
         if staged.error is not None:

@@ -1,7 +1,8 @@
 """The store: open it, begin transactions, load objects, name and move commits.
 
 A `Store` owns the writer's lock and its session. Methods may be called from any thread; those that
-change the store run one at a time. Loaded objects own their buffers until they are closed.
+change the store run one at a time. Loaded objects own their buffers until they are closed. In a
+forked child every call raises ClosedError, but for `close`, which does nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from shardstore import opening, recovery, refs, snapshot
 from shardstore.buffers import Buffer
@@ -48,7 +50,7 @@ class Store(RefMethods, CopyMethods):
         self._session = session
         self._lock = lock
         self._transaction: Transaction | None = None
-        self._live: dict[int, LoadedObject] = {}
+        self._live: WeakValueDictionary[int, LoadedObject] = WeakValueDictionary()
         self.recovered = plan
         """What opening for writing found and did; None when open for reading."""
 
@@ -107,7 +109,12 @@ class Store(RefMethods, CopyMethods):
 
     def close(self) -> None:
         """Abort an open transaction, finish what is in flight, make everything durable, release the
-        lock. Raises what failed in the background; names loaded objects that are still open."""
+        lock. Raises what failed in the background; names loaded objects that are still open.
+
+        In a forked child, whose other calls raise ClosedError, it does nothing: the store is the
+        parent's."""
+        if self._session.context.is_forked:
+            return
         if self._transaction is not None:
             self._transaction.abort()
         live = list(self._live.values())
@@ -291,10 +298,12 @@ class Store(RefMethods, CopyMethods):
     @property
     def host_bytes(self) -> int:
         """Memory that the store's buffers have: lent, cached and waiting to be used again."""
+        self._session.context.check_process()
         return self._session.pool.allocated_bytes
 
     def clear_cache(self) -> None:
         """Forget cached objects; their memory stays for the next ones."""
+        self._session.context.check_process()
         self._session.cache.clear()
 
     def sync(self) -> None:
@@ -338,6 +347,7 @@ class Store(RefMethods, CopyMethods):
                 f"cannot {what} while the transaction of step {self._transaction.step} is open; "
                 "commit or abort it first"
             )
+        self._session.reclaim()
 
     def _find(self, ref: Ref | str) -> CommitInfo:
         self._session.check_open()

@@ -7,6 +7,8 @@ never need and so are imported late, have what they do.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardstore.opening import place
@@ -43,7 +45,7 @@ class CopyMethods:
 
         self._settle()
         _, target = place(dest, self._session.fs)
-        with self._hold() as held:
+        with self._told("cloning"), self._hold() as held:
             state = cloning.cloned_state(held, ref)
             fields = cloning.CLONE if ref is None else cloning.PART
             return cloning.clone(held, target, state, fields=fields, progress=progress)
@@ -60,7 +62,7 @@ class CopyMethods:
         self._settle()
         session = self._session
         _, target = place(dest, session.fs)
-        with self._hold(durable=True) as held:
+        with self._told("publishing"), self._hold(durable=True) as held:
             done = publishing.publish(held, target, progress)
         if session.is_writer and session.state.base != done.position:
             with session.lock:  # moves no head: an open transaction is not in its way
@@ -74,6 +76,14 @@ class CopyMethods:
         session = self._session
         cache = session.cache
         return hold(session.fs, session.root, session.settings, durable=durable, cache=cache)
+
+    @contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """The system's refusals of either store's files in the store's words."""
+        try:
+            yield
+        except OSError as error:
+            raise self._session.storage_error(doing, error) from error
 
     def _settle(self) -> None:
         """A writer's own commits are in its log, and durable."""

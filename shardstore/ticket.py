@@ -22,6 +22,7 @@ class Ticket:
 
     def done(self) -> bool:
         """Whether the commit is over, well or not."""
+        self._session.context.check_process()
         return self._change.is_over.is_set()
 
     def result(self) -> Commit:
@@ -30,6 +31,7 @@ class Ticket:
         Raises what kept it from being made; the head is then what it was, and commits that were
         begun after this one fail with it.
         """
+        self._session.context.check_process()
         self._pipeline.wait(self._change)
         if self._change.error is not None:
             self._pipeline.told(self._change.error)

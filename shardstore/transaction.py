@@ -67,6 +67,7 @@ class Transaction:
     def written_bytes(self) -> int:
         """Bytes of the objects staged so far that are written; those whose content is the parent's
         are not. Waits until their digests are known."""
+        self._session.context.check_process()
         for staged in self._staged.values():
             staged.known()
         return sum(staged.written_bytes for staged in self._staged.values())
@@ -75,6 +76,7 @@ class Transaction:
     def unchanged(self) -> frozenset[Part]:
         """Parts that were staged with the bytes that the parent has: nothing is written for them.
         Waits until their digests are known."""
+        self._session.context.check_process()
         for staged in self._staged.values():
             staged.known()
         return frozenset(part for part, staged in self._staged.items() if staged.reused)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from shardstore.errors import ClosedError
 
@@ -45,6 +46,62 @@ class Done:
 
     def done(self) -> bool:
         return True
+
+    def give_up(self) -> None:
+        """Nothing is left to be given up."""
+
+
+class Once(Generic[T_co]):
+    """A call that is known before it is submitted: an interrupt may come between submitting a call
+    and learning of it, and then somebody has to wait all the same. It is made once at most, by the
+    thread that it is submitted to.
+    """
+
+    def __init__(self, call: Callable[..., T_co], *args: Any) -> None:
+        self._call: Callable[[], T_co] | None = partial(call, *args)
+        self._mutex = threading.Lock()
+        self._over = threading.Event()
+        self._thread = 0
+        """Who makes the call: where that is who waits, an interrupt ended it and left no word."""
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def __call__(self) -> None:
+        try:
+            call = self._take()
+            if call is not None:
+                self._value = call()
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            self._over.set()
+
+    def result(self) -> T_co:
+        self._wait()
+        if self._error is not None:
+            raise self._error
+        value: T_co = self._value
+        return value
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def give_up(self) -> None:
+        """It will not be begun any more; where it was, this waits for its end."""
+        if self._take() is not None:
+            self._over.set()
+        self._wait()
+
+    def _take(self) -> Callable[[], T_co] | None:
+        with self._mutex:
+            self._thread = self._thread or threading.get_ident()
+            call, self._call = self._call, None
+        return call
+
+    def _wait(self) -> None:
+        if self._thread != threading.get_ident():
+            self._over.wait()
 
 
 class Workers(Protocol):

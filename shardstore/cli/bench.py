@@ -23,14 +23,15 @@ from shardstore.cli.common import (
 )
 from shardstore.cli.output import echo_json, facts, rate_text, size_text, table, wear_rows
 from shardstore.errors import UsageError
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.probe import DEPTHS, MIB, PIECES, SET_BYTES, DiskProbe, probe, steps
 from shardstore.wear import Wear
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?|[KMGT]i)B?\Z")
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+"""Windows has only the first."""
 
 
 def parse_size(text: str) -> int:
@@ -83,7 +84,7 @@ def bench(
     directory = posixpath.normpath(path) if path else "."
     with _ending_cleanly(), counting("measuring", steps()) as advance:
         found = probe(
-            PosixFileSystem(),
+            local_file_system(),
             directory,
             seconds=seconds,
             set_bytes=-(-set_bytes // MIB) * MIB,

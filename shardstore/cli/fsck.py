@@ -7,7 +7,7 @@ import click
 from shardstore.cli.common import EXIT_DAMAGE, EXIT_OK, command, json_option, path_argument, reading
 from shardstore.cli.common import progress as bar
 from shardstore.cli.output import echo_json, shown, size_text
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.fsck import Finding, Report
 from shardstore.fsck import fsck as check
 
@@ -27,7 +27,7 @@ def fsck(path: str, deep: bool, as_json: bool) -> int:
     A writer may be at work meanwhile. Everything that is found is listed, with what to do.
     """
     with reading(path) as root:
-        report = check(PosixFileSystem(), root, deep=deep, progress=bar)
+        report = check(local_file_system(), root, deep=deep, progress=bar)
     if as_json:
         echo_json(report.to_json())
     else:

@@ -17,8 +17,8 @@ from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.manifest import CommitInfo
 from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.format.policy import Retention
-from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.recovery import FORMAT_VERSION, read_store_file, reading_session
 from shardstore.wal.reader import LogView, read_log
 
@@ -34,7 +34,7 @@ def info(path: str, as_json: bool) -> None:
     The state digest of two stores is equal exactly when their heads hold the same tensors.
     """
     with reading(path) as root:
-        values = gather(PosixFileSystem(), root)
+        values = gather(local_file_system(), root)
     if as_json:
         echo_json(values)
     else:

@@ -11,7 +11,7 @@ from shardstore.cli.common import command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, json_line, shown, time_text
 from shardstore.errors import UsageError
 from shardstore.format.policy import Retention
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.history import (
     BRANCHED,
     EFFECTIVE,
@@ -65,10 +65,10 @@ def log(
         limit = _SHOWN_BY_DEFAULT + 1
     with reading(path) as root:
         if step is not None:
-            entries = iter(read_step(PosixFileSystem(), root, step))
+            entries = iter(read_step(local_file_system(), root, step))
         else:
             entries = read_history(
-                PosixFileSystem(),
+                local_file_system(),
                 root,
                 commits_only=not everything,
                 limit=limit,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -124,7 +125,14 @@ root = Root(
 )
 
 
+def _warn(message: Warning | str, *_place: Any, **_more: Any) -> None:
+    """A warning as a user of the command wants it: one line, and not where in the code it arose."""
+    with suppress(OSError):
+        click.echo(f"warning: {message}", err=True)
+
+
 def main() -> None:
     """The console script."""
     gc.set_threshold(*_GC_THRESHOLDS)
+    warnings.showwarning = _warn
     root.main()

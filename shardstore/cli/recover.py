@@ -19,7 +19,7 @@ from shardstore.cli.common import (
 from shardstore.cli.common import progress as bar
 from shardstore.cli.output import echo_json, shown
 from shardstore.errors import UsageError
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.recovery import Plan, plan, read_store_file
 from shardstore.store import Store
 
@@ -60,8 +60,8 @@ def recover(
             raise UsageError("--assume-power-cut does not go with --salvage, which trusts no sync")
         return _salvage(path, dry_run=dry_run, yes=yes, as_json=as_json)
     with reading(path) as root:
-        read_store_file(PosixFileSystem(), root)
-        found, _ = plan(PosixFileSystem(), root, assume_power_cut=assume_power_cut)
+        read_store_file(local_file_system(), root)
+        found, _ = plan(local_file_system(), root, assume_power_cut=assume_power_cut)
     needed = _needed(found, assume_power_cut)
     if not as_json:
         _say(found.lines())
@@ -91,9 +91,9 @@ def _salvage(path: str, *, dry_run: bool, yes: bool, as_json: bool) -> int:
 
     with reading(path) as root:
         if dry_run:
-            decision = look(PosixFileSystem(), root, bar)
+            decision = look(local_file_system(), root, bar)
         else:
-            decision = salvage(PosixFileSystem(), root, agree=agree, progress=bar)
+            decision = salvage(local_file_system(), root, agree=agree, progress=bar)
     done = decision.needed and not dry_run
     if as_json:
         echo_json({"corrected": done, "dry_run": dry_run, **decision.to_json()})

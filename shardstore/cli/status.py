@@ -19,7 +19,7 @@ from shardstore.cli.common import (
     years_option,
 )
 from shardstore.cli.output import age_text, echo_json, facts, shown, size_text, wear_rows
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.status import LastPublication, Place, Space, Status, read_status
 from shardstore.who_pins import Pinned
 
@@ -45,7 +45,7 @@ def status(path: str, rated_bytes: float | None, years: float | None, as_json: b
     the commits and snapshots that readers hold; the system does not say which process a pin is of.
     """
     with reading(path) as root:
-        found = read_status(PosixFileSystem(), root)
+        found = read_status(local_file_system(), root)
     if as_json:
         echo_json(_json(found, rated_bytes, years))
     else:

@@ -9,8 +9,8 @@ import click
 from shardstore.cli.common import EXIT_DAMAGE, EXIT_OK, command, json_option, path_argument, reading
 from shardstore.cli.output import echo_json, facts, json_line, shown, table
 from shardstore.errors import CorruptionError, UsageError
-from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.fsck.scan import SegmentScan, scan_segment
 from shardstore.recovery import read_store_file
 from shardstore.wal.reader import LogRecord, list_segments, read_segment_bytes
@@ -26,7 +26,7 @@ def wal(path: str, segment: int | None, as_json: bool) -> int:
     Frames behind the place where a later segment took over never count again and are left out.
     """
     with reading(path) as root:
-        scan, cut = _scan(PosixFileSystem(), root, segment)
+        scan, cut = _scan(local_file_system(), root, segment)
     if as_json:
         echo_json(_json(scan, cut))
     else:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from shardstore.errors import NameTakenError
 from shardstore.fs.calls import close_quietly, unlink_quietly
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.fs.protocol import Bytes, File
 
 
@@ -53,7 +53,7 @@ class NewFiles:
 
     def __init__(self, directory: str, names: Iterable[str]) -> None:
         """NameTakenError where one of the files is there already."""
-        self._fs = PosixFileSystem()
+        self._fs = local_file_system()
         self._directory = directory.rstrip("/") or "/"
         self._files: list[NewFile] = []
         self._made: list[str] = []

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from shardstore.errors import StorageError
 from shardstore.fs.protocol import FileSystem
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk, the user's share of it, or what one file may take is used up."""
+
 
 class Closable(Protocol):
     def close(self) -> None: ...
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Calls on descriptors raise errors that name no file; the protocol promises one."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.filename is None:
+            failure.filename = path
+        raise
 
 
 def close_quietly(file: Closable) -> None:
@@ -32,12 +50,19 @@ def storage_error(
     fs: FileSystem, root: str, doing: str, error: OSError, *, needed: int = 0
 ) -> StorageError:
     """The store's error for one of the operating system's, with the space that there is."""
-    space = ""
-    if needed:
-        try:
-            space = f"; {needed} bytes needed, {fs.free_bytes(root)} free"
-        except OSError:
-            space = f"; {needed} bytes needed"
     name = error.filename or root
-    message = f"{doing} failed on {name}: {error.strerror or error}{space}"
-    return StorageError(message, errno=error.errno)
+    message = f"{doing} failed on {name}: {error.strerror or error}"
+    return StorageError(f"{message}{space_text(fs, root, error, needed)}", errno=error.errno)
+
+
+def space_text(fs: FileSystem, root: str, error: OSError, needed: int = 0) -> str:
+    """What was needed and what is free, where that is what an error is about."""
+    if error.errno not in FULL:
+        return ""
+    wanted = f"{needed} bytes needed" if needed else "more space needed"
+    for place in (root, posixpath.dirname(root) or "."):  # it may not be made yet
+        try:
+            return f"; {wanted}, {fs.free_bytes(place)} free"
+        except OSError:
+            continue
+    return f"; {wanted}"

@@ -326,6 +326,9 @@ class FaultyFileSystem:
     def in_memory(self, path: str) -> bool:
         return self.perform(Operation("in_memory", path), lambda: self.inner.in_memory(path))
 
+    def doubts(self, path: str) -> str | None:
+        return self.inner.doubts(path)
+
     def host_path(self, path: str) -> str | None:
         return self.inner.host_path(path)
 

@@ -1,4 +1,4 @@
-"""Readers' pins on POSIX systems; see `protocol.PinFile`.
+"""Readers' pins on Linux; see `protocol.PinFile`.
 
 Shared byte-range locks of the open file description: the kernel lets go of them when the last
 descriptor closes, so a killed reader leaves nothing. Systems and file systems without them have no
@@ -14,8 +14,10 @@ import os
 import struct
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from io import FileIO
 
+from shardstore.fs.calls import named
 from shardstore.fs.pin_runs import runs
 
 _SETLK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
@@ -41,10 +43,11 @@ if hasattr(os, "register_at_fork"):
 class PosixPinFile:
     """See the module's docstring. Closed when its last reference goes, too."""
 
-    def __init__(self, path: str, *, portable: bool) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._usable = not portable and _SETLK is not None and _GETLK is not None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._usable = _SETLK is not None and _GETLK is not None
+        self._file = FileIO(path, "rb")
+        self._descriptor = self._file.fileno()
         _open_files.add(self)
 
     def pin(self, slots: Iterable[int]) -> bool:
@@ -99,16 +102,15 @@ class PosixPinFile:
                 with suppress(OSError):  # where there are none, there is nothing to unlock
                     self._call(_SETLK, fcntl.F_UNLCK, 0, 0)
         finally:
-            descriptor, self._descriptor = self._descriptor, -1
+            self._descriptor = -1
             with named(self._path):
-                os.close(descriptor)
+                self._file.close()
 
     def close_in_child(self) -> None:
         """Close without unlocking: the locks belong to the open file that the parent shares."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
+        self._descriptor = -1
+        with suppress(OSError):
+            self._file.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -124,14 +126,3 @@ class PosixPinFile:
             asked = struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
             found = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, command, asked))
         return found[0], found[2], found[3]
-
-
-@contextmanager
-def named(path: str) -> Iterator[None]:
-    """Calls on descriptors raise errors that name no file; the protocol promises one."""
-    try:
-        yield
-    except OSError as failure:
-        if failure.filename is None:
-            failure.filename = path
-        raise

@@ -134,6 +134,10 @@ class FileSystem(Protocol):
         """Whether the file system below `path` is known to live in memory only: syncs then return
         and prove nothing."""
 
+    def doubts(self, path: str) -> str | None:
+        """What is known to speak against the file system below `path`: a kind that the store's
+        promises were not tested on. None where nothing is known."""
+
     def host_path(self, path: str) -> str | None:
         """Where other libraries find the file; None where no real file is."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shardstore.errors import ForeignFileError
 from shardstore.fs.calls import close_quietly
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.system import local_file_system
 from shardstore.fs.protocol import File
 
 PIECE_BYTES = 8 << 20
@@ -105,7 +105,7 @@ class ForeignFile:
                     "the file changed while it was imported",
                     advice="stop what writes it, and import again",
                 )
-            self._file = PosixFileSystem().open(self.path, "read")
+            self._file = local_file_system().open(self.path, "read")
         return self._file
 
 

@@ -19,6 +19,7 @@ from shardstore.fs import posix_pins
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.pin_runs import runs
+from shardstore.fs.portable import PortableFileSystem
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem, PinFile
 
@@ -57,7 +58,7 @@ def real(tmp_path: Path) -> Place:
 @pytest.fixture(params=["portable", "memory"])
 def without(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "portable":
-        return made(PosixFileSystem(portable=True), str(tmp_path / "PINS"))
+        return made(PortableFileSystem(), str(tmp_path / "PINS"))
     return made(MemoryFileSystem(pins=False), "/PINS")
 
 
@@ -129,6 +130,13 @@ def test_where_no_lock_can_be_had_pin_says_so_and_nothing_is_pinned(without: Pla
     assert two.pinned(EVERY) == set()
     one.unpin([1])
     one.close()
+    one.close()
+    for call in (lambda: one.pin([1]), lambda: one.unpin([1]), lambda: one.pinned([1])):
+        with pytest.raises(OSError) as refused:
+            call()
+        assert (refused.value.errno, refused.value.filename) == (errno.EBADF, without.path)
+    with pytest.raises(FileNotFoundError):
+        without.fs.open_pins(without.path + "-missing")
 
 
 def test_neighbours_share_a_lock() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -18,6 +19,7 @@ from tests.repo.source_tree import (
     literal_all,
     modules,
     packaged_modules,
+    string_constants,
 )
 
 # Lowest first. A module may import from its own layer and from those above it in this table.
@@ -68,6 +70,15 @@ SYSTEM_CALLS = {
     *("remove", "truncate", "ftruncate", "posix_fallocate", "posix_fadvise", "statvfs"),
     *("fstatvfs", "sendfile", "copy_file_range", "sched_setaffinity", "lockf"),
 }
+# What every system's module os has, as far as the store asks it above the seam.
+OS_EVERYWHERE = {"PathLike", "fsdecode", "fsencode", "fspath", "getpid", "path", "strerror"}
+SIGNALS_EVERYWHERE = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN", "getsignal", "signal"}
+LINUX_ONLY_CALLS = {
+    *("O_DIRECT", "O_CLOEXEC", "O_DIRECTORY", "O_TMPFILE", "O_SYNC", "O_DSYNC", "fdatasync"),
+    *("preadv", "pwritev", "sysconf", "uname", "sched_getaffinity", "sched_setaffinity"),
+    *("posix_fadvise", "posix_fallocate", "copy_file_range", "sendfile", "register_at_fork"),
+}
+SYSTEM_PLACES = ("/proc/", "/sys/")
 
 
 def _component(name: str) -> str:
@@ -142,6 +153,44 @@ def test_system_calls_stay_behind_the_seam(name: str) -> None:
         if call in SYSTEM_CALLS
     ]
     assert not wrong, "only shardstore/fs may touch the system:\n" + "\n".join(wrong)
+
+
+def _attributes(module: Module, of: str) -> Iterator[tuple[int, str]]:
+    """Names of another module that are used, however it was imported."""
+    for node in ast.walk(module.tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == of
+        ):
+            yield node.lineno, node.attr
+    for entry in module.imports:
+        if entry.module == of:
+            yield from ((entry.line, name) for name in entry.names)
+
+
+@pytest.mark.req("S30")
+def test_above_the_seam_nothing_is_asked_that_only_linux_has() -> None:
+    wrong, asked = [], 0
+    for name, module in packaged_modules().items():
+        if _component(name) == "fs" and name.startswith("shardstore"):
+            continue
+        own = name.startswith("shardstore")
+        for line, attribute in _attributes(module, "os"):
+            asked += 1
+            if attribute in LINUX_ONLY_CALLS or (own and attribute not in OS_EVERYWHERE):
+                wrong.append(f"{module.where(line)}: os.{attribute}")
+        for line, attribute in _attributes(module, "signal"):
+            asked += 1
+            if own and attribute not in SIGNALS_EVERYWHERE:
+                wrong.append(f"{module.where(line)}: signal.{attribute}")
+        wrong += [
+            f"{name}: {text!r}"
+            for text in string_constants(module)
+            if own and text.startswith(SYSTEM_PLACES)
+        ]
+    assert asked > 10, "nothing was looked at"
+    assert not wrong, "not on every system:\n" + "\n".join(wrong)
 
 
 def test_the_trainer_sees_public_names_only() -> None:

@@ -208,6 +208,9 @@ class _Broken:
     def done(self) -> bool:
         return True
 
+    def give_up(self) -> None:
+        """It is over."""
+
 
 CALLS: dict[str, Callable[[Store], object]] = {
     "begin": lambda store: store.begin(9),

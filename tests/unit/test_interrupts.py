@@ -213,7 +213,7 @@ class Submitting(HeldWorkers):
         self.when = when
 
     def finish(self, call: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        if call.__name__ == "_prepare_in_flight":
+        if getattr(call, "__name__", "") == "_prepare_in_flight":
             if self.when == "busy":
                 self._held.append((call, args))
             elif self.when == "after" and self.armed:

@@ -16,7 +16,7 @@ import pytest
 from shardstore import Store
 from shardstore.errors import ClosedError, LockedError
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.portable import PortableFileSystem
 from shardstore.locking import holder_text
 from tests.support.stores import SETTINGS, commit, expected, open_store, value_of, values
 
@@ -155,7 +155,7 @@ def test_the_lock_of_a_failed_opening_is_released(root: Path) -> None:
 
 
 def test_the_portable_lock_does_the_same(tmp_path: Path) -> None:
-    fs = PosixFileSystem(portable=True)
+    fs = PortableFileSystem()
     root = tmp_path / "run"
     with Store.open(root, "a", fs=fs, settings=SETTINGS) as store:
         with pytest.raises(LockedError, match=f"process {os.getpid()} "):

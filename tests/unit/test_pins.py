@@ -24,7 +24,7 @@ from shardstore.errors import (
 from shardstore.format.names import slot_file
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
-from shardstore.fs.posix import PosixFileSystem
+from shardstore.fs.portable import PortableFileSystem
 from tests.support.stores import (
     PARTS,
     ROOT,
@@ -243,9 +243,9 @@ def test_pinning_changes_no_byte() -> None:
 # Where no lock can be had
 
 
-def _without(kind: str, path: Path) -> tuple[MemoryFileSystem | PosixFileSystem, str]:
+def _without(kind: str, path: Path) -> tuple[MemoryFileSystem | PortableFileSystem, str]:
     if kind == "portable":
-        return PosixFileSystem(portable=True), str(path / "run")
+        return PortableFileSystem(), str(path / "run")
     return MemoryFileSystem(pins=False), ROOT
 
 
