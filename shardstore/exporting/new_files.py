@@ -12,8 +12,8 @@ from types import TracebackType
 
 from shardstore.errors import NameTakenError
 from shardstore.fs.calls import close_quietly, unlink_quietly
-from shardstore.fs.system import local_file_system
 from shardstore.fs.protocol import Bytes, File
+from shardstore.fs.system import local_file_system
 
 
 class NewFile:

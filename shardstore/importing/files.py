@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from shardstore.errors import ForeignFileError
 from shardstore.fs.calls import close_quietly
-from shardstore.fs.system import local_file_system
 from shardstore.fs.protocol import File
+from shardstore.fs.system import local_file_system
 
 PIECE_BYTES = 8 << 20
 """Long stretches are read in pieces of this size."""
