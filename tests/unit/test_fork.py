@@ -29,7 +29,7 @@ pytestmark = pytest.mark.req("S27")
 
 ARGUMENTS: dict[str, Any] = {
     "at": "head", "dest": "elsewhere", "name": "one", "part": "params", "parts": PARTS[:1],
-    "ref": "one", "retention": Retention(last=5), "shard": "a", "step": 9,
+    "ref": "one", "retention": Retention(last=5), "shard": "a", "specs": [], "step": 9,
     "tensors": content(1),
 }  # fmt: skip
 CONSTANT = {
