@@ -127,7 +127,10 @@ def in_child(work: Callable[[], object]) -> Any:
     return json.loads(text)
 
 
-def test_every_call_in_a_forked_child_raises(tmp_path: Path) -> None:
+def test_every_call_in_a_forked_child_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # clone and publish are given a relative name
     settings = Settings(prewrite_bytes=32 * 1024, host_budget_bytes=1 << 20, workers=HeldWorkers())
     with Store.open(tmp_path / "run", "a", settings=settings) as store:
         commit(store, 1)
