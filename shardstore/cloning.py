@@ -32,6 +32,7 @@ from shardstore.format.names import (
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item
+from shardstore.jobs import Job
 from shardstore.locking import take_lock
 from shardstore.opening import is_within
 from shardstore.pins import make_pins
@@ -50,7 +51,7 @@ from shardstore.snapshot import open_commit
 from shardstore.wal.reader import read_bytes, read_segment, segment_header
 from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, make_segment
-from shardstore.workers import Job, Workers, make_workers
+from shardstore.workers import Workers, make_workers
 
 CLONE: Mapping[str, Any] = {"reason": "clone"}
 PART: Mapping[str, Any] = {**CLONE, "part": True}

@@ -15,7 +15,6 @@ deferred durability changes leave out the syncs until a durable one, which makes
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -30,6 +29,7 @@ from shardstore.format.names import (
 from shardstore.fs.calls import FULL, close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache
+from shardstore.jobs import Flag
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject
 from shardstore.staging import Staging
@@ -77,8 +77,8 @@ class Change:
     error: Exception | None = None
     is_landed: bool = False
     """It counts, whatever comes."""
-    is_prepared: threading.Event = field(default_factory=threading.Event)
-    is_over: threading.Event = field(default_factory=threading.Event)
+    is_prepared: Flag = field(default_factory=Flag)
+    is_over: Flag = field(default_factory=Flag)
 
 
 class CommitProtocol:

@@ -22,6 +22,7 @@ from shardstore.format.names import RAW, SNAPSHOT_SHARD
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import FileSystem, PinFile
 from shardstore.host_cache import HostCache
+from shardstore.jobs import Job, settle_jobs
 from shardstore.objects import check_object
 from shardstore.pins import Pins
 from shardstore.recovery import read_store_file, reading_session
@@ -29,7 +30,7 @@ from shardstore.session import Session
 from shardstore.snapshot import open_commit
 from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
-from shardstore.workers import CopyingWorkers, Job, settle_jobs
+from shardstore.workers import CopyingWorkers
 
 WINDOW_BYTES = 128 * 1024 * 1024
 """Objects read ahead of the one that is handed on, and those on their way out: so many bytes each

@@ -26,7 +26,8 @@ from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import ALL_FORMATS
 from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import File, FileSystem
-from shardstore.workers import InlineWorkers, Job, Workers
+from shardstore.jobs import Job
+from shardstore.workers import InlineWorkers, Workers
 
 PIECE_BYTES = 16 * 1024 * 1024
 

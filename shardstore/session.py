@@ -27,6 +27,7 @@ from shardstore.format.manifest import ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import ARCHIVE, RAW, SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.host_cache import HostCache, default_budget_bytes
+from shardstore.jobs import Job
 from shardstore.objects import ObjectReader
 from shardstore.pins import Pins
 from shardstore.pipeline import Pipeline
@@ -36,7 +37,6 @@ from shardstore.staging import Staging
 from shardstore.upkeep import Upkeep
 from shardstore.wal.state import State
 from shardstore.wal.writer import SegmentWriter
-from shardstore.workers import Job
 
 
 class Source(Protocol):

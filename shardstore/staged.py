@@ -12,7 +12,7 @@ from shardstore.format.layout import ObjectHeader, ObjectLayout, head_digest
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW
 from shardstore.fs.protocol import File
-from shardstore.workers import Done, Once, settle_jobs
+from shardstore.jobs import Done, Once, settle_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

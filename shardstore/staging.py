@@ -34,10 +34,10 @@ from shardstore.format.layout import (
 )
 from shardstore.format.manifest import ObjectRef, Part
 from shardstore.format.names import RAW, SNAPSHOT_SHARD
+from shardstore.jobs import Once
 from shardstore.slot_files import SlotFiles
 from shardstore.slots import SlotTable
 from shardstore.staged import StagedObject, Twin, give_up, heads_agree, settle
-from shardstore.workers import Once
 
 Label = Callable[[tuple[int, int]], ObjectLabel]
 """Given the object's write id, who it is; asked for when all commits before it are known."""

@@ -15,6 +15,7 @@ from shardstore import catalog
 from shardstore.errors import CorruptionError
 from shardstore.format.names import CATALOG_DIRECTORY
 from shardstore.fs.protocol import FileSystem
+from shardstore.jobs import Once, start_thread
 from shardstore.wal.compress import compress_segments, is_due
 from shardstore.wal.reader import LogRecord, list_segments, read_segment, segment_header
 
@@ -35,7 +36,7 @@ class Upkeep:
         self._index = mark.index if mark is not None else None
         self._position: tuple[int, str] | None = None
         self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._job: Once[None] | None = None
         self._process = fs.process()[0]
 
     def note(self, seq: int, chain: str) -> None:
@@ -48,11 +49,9 @@ class Upkeep:
         with self._mutex:
             self._position = (seq, chain)
             self._write_mark()
-        if self._thread is not None and self._thread.is_alive():
-            return
-        if self._is_due():
-            self._thread = threading.Thread(target=self._work, name="shardstore-upkeep")
-            self._thread.start()
+        if (self._job is None or self._job.done()) and self._is_due():
+            self._job = Once(self._work)
+            start_thread(self._job, "shardstore-upkeep")
 
     def finish(self, seq: int, chain: str) -> None:
         """Wait for what was begun, do what is due by now, and leave the last mark."""
@@ -61,9 +60,10 @@ class Upkeep:
         self.wait()
 
     def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._job is not None:
+            self._job()  # where its thread has not begun yet
+            self._job.give_up()
+            self._job = None
 
     def _is_due(self) -> bool:
         try:

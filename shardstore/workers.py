@@ -10,98 +10,18 @@ what a submitted call will do says so with `wait`.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from shardstore.errors import ClosedError
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from shardstore.jobs import Done, Flag, Job, Pool
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 LOADERS = 2
-
-
-class Job(Protocol[T_co]):
-    """A call that was submitted."""
-
-    def result(self) -> T_co:
-        """Wait for the call; what it returned, or raises what it raised."""
-
-    def done(self) -> bool: ...
-
-
-class Done:
-    """A job that was over when it was submitted."""
-
-    def __init__(self, value: Any = None) -> None:
-        self._value = value
-
-    def result(self) -> Any:
-        return self._value
-
-    def done(self) -> bool:
-        return True
-
-    def give_up(self) -> None:
-        """Nothing is left to be given up."""
-
-
-class Once(Generic[T_co]):
-    """A call that is known before it is submitted: an interrupt may come between submitting a call
-    and learning of it, and then somebody has to wait all the same. It is made once at most, by the
-    thread that it is submitted to.
-    """
-
-    def __init__(self, call: Callable[..., T_co], *args: Any) -> None:
-        self._call: Callable[[], T_co] | None = partial(call, *args)
-        self._mutex = threading.Lock()
-        self._over = threading.Event()
-        self._thread = 0
-        """Who makes the call: where that is who waits, an interrupt ended it and left no word."""
-        self._value: Any = None
-        self._error: Exception | None = None
-
-    def __call__(self) -> None:
-        try:
-            call = self._take()
-            if call is not None:
-                self._value = call()
-        except Exception as error:
-            self._error = error
-            raise
-        finally:
-            self._over.set()
-
-    def result(self) -> T_co:
-        self._wait()
-        if self._error is not None:
-            raise self._error
-        value: T_co = self._value
-        return value
-
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    def give_up(self) -> None:
-        """It will not be begun any more; where it was, this waits for its end."""
-        if self._take() is not None:
-            self._over.set()
-        self._wait()
-
-    def _take(self) -> Callable[[], T_co] | None:
-        with self._mutex:
-            self._thread = self._thread or threading.get_ident()
-            call, self._call = self._call, None
-        return call
-
-    def _wait(self) -> None:
-        if self._thread != threading.get_ident():
-            self._over.wait()
 
 
 class Workers(Protocol):
@@ -120,8 +40,8 @@ class Workers(Protocol):
 
     def complete(self, call: Callable[..., T], *args: Any) -> Job[T]: ...
 
-    def wait(self, event: threading.Event) -> None:
-        """Until a submitted call has set the event."""
+    def wait(self, flag: Flag) -> None:
+        """Until a submitted call has set the flag."""
 
     def close(self) -> None: ...
 
@@ -137,8 +57,8 @@ class InlineWorkers:
 
     load = finish = complete = io
 
-    def wait(self, event: threading.Event) -> None:
-        event.wait()
+    def wait(self, flag: Flag) -> None:
+        flag.wait()
 
     def close(self) -> None:
         return
@@ -152,9 +72,11 @@ class ThreadWorkers:
     def __init__(self, io_threads: int, loaders: int = LOADERS) -> None:
         self.depth = io_threads
         self._counts = {"io": io_threads, "load": loaders, "finish": 1, "complete": 1}
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools: dict[str, Pool] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
+        _OPEN.add(self)
 
     def io(self, call: Callable[..., T], *args: Any) -> Job[T]:
         return self._submit("io", call, *args)
@@ -168,35 +90,33 @@ class ThreadWorkers:
     def complete(self, call: Callable[..., T], *args: Any) -> Job[T]:
         return self._submit("complete", call, *args)
 
-    def wait(self, event: threading.Event) -> None:
-        event.wait()
+    def wait(self, flag: Flag) -> None:
+        flag.wait()
 
     def close(self) -> None:
-        """Wait for what was submitted and end the threads."""
+        """Wait for what was submitted and end the threads. A forked child has none."""
+        if os.getpid() != self._process:
+            return
         for role in ("load", "finish", "complete", "io"):
             pool = self._pools.get(role)
             if pool is not None:
-                pool.shutdown(wait=True)
+                pool.close()
         self._closed = True
 
     def _submit(self, role: str, call: Callable[..., T], *args: Any) -> Job[T]:
         try:
             return self._pool(role).submit(call, *args)
-        except RuntimeError as error:  # another thread closed the store, or the process ends
-            raise ClosedError(f"the store's threads have ended: {error}") from error
+        except RuntimeError as error:
+            raise ClosedError(f"the store has no thread for its work: {error}") from error
 
-    def _pool(self, role: str) -> ThreadPoolExecutor:
+    def _pool(self, role: str) -> Pool:
         pool = self._pools.get(role)
         if pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # slow to import; not every command
-
             if self._closed:
                 raise RuntimeError("the store was closed")
             with self._lock:
                 if role not in self._pools:
-                    self._pools[role] = ThreadPoolExecutor(
-                        self._counts[role], thread_name_prefix=f"shardstore-{role}"
-                    )
+                    self._pools[role] = Pool(self._counts[role], f"shardstore-{role}")
                 pool = self._pools[role]
         return pool
 
@@ -212,13 +132,16 @@ class CopyingWorkers(ThreadWorkers):
         return Done(call(*args))
 
 
-def settle_jobs(jobs: Iterable[Job[Any]]) -> None:
-    """Wait until all are over, whatever came of them: whoever needs a result is told by it."""
-    for job in jobs:
-        with suppress(Exception):
-            job.result()
-
-
 def make_workers(io_threads: int) -> Workers:
     """Threads, or none where `io_threads` is 0."""
     return ThreadWorkers(io_threads) if io_threads else InlineWorkers()
+
+
+_OPEN: weakref.WeakSet[ThreadWorkers] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """What was submitted is made, also where nobody closed the store."""
+    for workers in list(_OPEN):
+        workers.close()

@@ -28,7 +28,8 @@ from shardstore.format.archive_file import (
 from shardstore.format.digests import digest, short_digest
 from shardstore.format.manifest import ObjectRef
 from shardstore.format.placement import ObjectLabel, ObjectLayout
-from shardstore.workers import Job, Workers, settle_jobs
+from shardstore.jobs import Job, settle_jobs
+from shardstore.workers import Workers
 
 if TYPE_CHECKING:
     from shardstore.codecs import packing

@@ -19,7 +19,8 @@ from shardstore.buffers import Buffer, BufferPool
 from shardstore.format.placement import BLOCK_BYTES
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import File, FileSystem
-from shardstore.workers import Job, Workers
+from shardstore.jobs import Job
+from shardstore.workers import Workers
 
 
 class FileCheck(Protocol):

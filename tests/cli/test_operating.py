@@ -258,8 +258,12 @@ def test_bench_removes_its_files_when_it_is_ended(tmp_path: Path, number: int) -
     ours, theirs = pty.openpty()
     words = ["bench", str(tmp_path), "--seconds", "60", "--set-bytes", "16Mi"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    child = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=theirs,
-                             env=environment)  # fmt: skip
+    before = signal.signal(number, signal.default_int_handler)
+    try:  # a child inherits what is ignored, and gets the default for what is caught
+        child = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=theirs,
+                                 env=environment)  # fmt: skip
+    finally:
+        signal.signal(number, before)
     os.close(theirs)
     seen = b""
     while b"1/15" not in seen:

@@ -26,6 +26,7 @@ from tests.repo.source_tree import (
 # The empty name is the package shardstore itself: its public names.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "progress", "wear"}),
+    frozenset({"jobs"}),
     frozenset({"workers"}),
     frozenset({"format"}),
     frozenset({"fs"}),
@@ -71,7 +72,10 @@ SYSTEM_CALLS = {
     *("fstatvfs", "sendfile", "copy_file_range", "sched_setaffinity", "lockf"),
 }
 # What every system's module os has, as far as the store asks it above the seam.
-OS_EVERYWHERE = {"PathLike", "fsdecode", "fsencode", "fspath", "getpid", "path", "strerror"}
+OS_EVERYWHERE = {
+    *("PathLike", "fsdecode", "fsencode", "fspath", "getpid", "listdir", "path", "stat"),
+    *("stat_result", "strerror"),
+}
 SIGNALS_EVERYWHERE = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN", "getsignal", "signal"}
 LINUX_ONLY_CALLS = {
     *("O_DIRECT", "O_CLOEXEC", "O_DIRECTORY", "O_TMPFILE", "O_SYNC", "O_DSYNC", "fdatasync"),

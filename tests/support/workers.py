@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from shardstore.workers import Done, InlineWorkers, Job
+from shardstore.jobs import Done, Flag, Job
+from shardstore.workers import InlineWorkers
 
 
 class HeldWorkers(InlineWorkers):
@@ -31,9 +31,9 @@ class HeldWorkers(InlineWorkers):
             count = None if count is None else count - 1
             call(*args)
 
-    def wait(self, event: threading.Event) -> None:
-        while not event.is_set():
-            assert self._held, "nothing that was submitted will set this event"
+    def wait(self, flag: Flag) -> None:
+        while not flag.is_set():
+            assert self._held, "nothing that was submitted will set this flag"
             self.run(1)
 
     def close(self) -> None:

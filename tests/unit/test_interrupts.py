@@ -18,7 +18,8 @@ from shardstore.errors import ShardStoreError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
-from shardstore.workers import Done, InlineWorkers, ThreadWorkers
+from shardstore.jobs import Done, Flag
+from shardstore.workers import InlineWorkers, ThreadWorkers
 from tests.support.stores import (
     PARTS,
     after_power_cut,
@@ -168,11 +169,11 @@ class Impatient(HeldWorkers):
         self.left = nth
         self.after = after
 
-    def wait(self, event: threading.Event) -> None:
+    def wait(self, flag: Flag) -> None:
         self.left -= 1
         if self.left == 0 and not self.after:
             raise KeyboardInterrupt
-        super().wait(event)
+        super().wait(flag)
         if self.left == 0:
             raise KeyboardInterrupt
 

@@ -1,25 +1,21 @@
 """Ctrl-C at any moment, not at operations only: nothing is lost, held twice or left open.
 
 Method: Python looks for signals when a function begins, after each call and at each turn of a loop.
-Tracing the store's own instructions, a KeyboardInterrupt is raised at such moments, one in each
-run: a seeded sample of them, all with --long.
+A KeyboardInterrupt is raised at such moments (`tests.support.moments`), one in each run: a seeded
+sample of them, all with --long.
 """
 
 from __future__ import annotations
 
-import dis
 import gc
 import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-import shardstore
 from shardstore import Settings, Store
 from shardstore.errors import ShardStoreError
 from shardstore.format.names import slot_of
@@ -27,6 +23,7 @@ from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.posix import PosixFileSystem
 from shardstore.fs.protocol import FileSystem
 from shardstore.workers import InlineWorkers, ThreadWorkers
+from tests.support.moments import Moments
 from tests.support.stores import (
     PARTS,
     after_power_cut,
@@ -37,53 +34,7 @@ from tests.support.stores import (
 )
 
 pytestmark = [pytest.mark.req("S27", "S4", "S14"), pytest.mark.timeout(240)]
-PACKAGE = str(Path(shardstore.__file__).parent)
-PRETENDED = tuple(f"{PACKAGE}/fs/{name}" for name in ("memory", "faulty", "crash_states"))
 SAMPLE = 40
-
-
-class Moments:
-    """Counts the moments at which the thread that made this could be interrupted, and raises at
-    the n-th."""
-
-    def __init__(self, nth: int = 0) -> None:
-        self.count = 0
-        self.nth = nth
-        self.place = ""
-
-    def __enter__(self) -> Moments:
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, _arg: object) -> Any:
-        name = frame.f_code.co_filename
-        if not name.startswith(PACKAGE) or name.startswith(PRETENDED):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        self._moment(frame)
-        code, before = frame.f_code.co_code, ""
-
-        def within(frame: FrameType, event: str, _arg: object) -> Any:
-            nonlocal before
-            if event == "opcode":
-                now = dis.opname[code[frame.f_lasti]]
-                if before.startswith(("CALL", "JUMP_BACKWARD")) and now != "PUSH_EXC_INFO":
-                    before = now
-                    self._moment(frame)
-                before = now
-            return within
-
-        return within
-
-    def _moment(self, frame: FrameType) -> None:
-        self.count += 1
-        if self.count == self.nth:
-            self.place = f"moment {self.nth}: {frame.f_code.co_filename}:{frame.f_lineno}"
-            sys.settrace(None)
-            raise KeyboardInterrupt
 
 
 def commits(store: Store) -> None:

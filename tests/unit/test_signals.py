@@ -27,6 +27,9 @@ import os, random, signal, subprocess, sys
 from shardstore import Settings, Store
 from shardstore.errors import PoisonedError, ShardStoreError
 from tests.support.stores import PARTS, commit, content, expected, values
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)  # who runs the tests may ignore some of them
+signal.signal(signal.SIGINT, signal.default_int_handler)
 SETTINGS = Settings(prewrite_bytes=65536, host_budget_bytes=1 << 20, io_threads=2,
                     commits_per_segment=8)
 root, steps = sys.argv[1], int(sys.argv[2])
