@@ -110,12 +110,21 @@ class CommitProtocol:
         self._seq, self._chain = writer.seq, writer.chain
         self._dirty: dict[int, StagedObject] = {}
         """Objects in the log whose slots are not synced, by slot."""
+        self._leaving: set[int] = set()
+        """Slots that no state needs any more and that are not free yet. Guarded by the mutex."""
 
     def needed(self) -> set[int]:
-        """Slots that may not be written: what log and disk need, and what is decided."""
+        """Slots that may not be written: what log and disk need, what is decided, and what a change
+        that lands is about to free."""
         with self._context.mutex:
             states = {id(state): state for state in (self.tail, self.durable, self.prepared)}
-        return set().union(*(state.needed() for state in states.values()))
+            leaving = set(self._leaving)
+        return leaving.union(*(state.needed() for state in states.values()))
+
+    def forget_leaving(self) -> None:
+        """Nothing is in flight: who was about to free slots was interrupted."""
+        with self._context.mutex:
+            self._leaving.clear()
 
     def return_to_tail(self) -> None:
         """Forget what was prepared and will not be completed."""
@@ -229,15 +238,18 @@ class CommitProtocol:
     def _move_on(self, tail: State, durable: State) -> list[int]:
         """The slots that the new states do not need and the old ones did."""
         before = self.tail.needed() | self.durable.needed()
+        freed = before - tail.needed() - durable.needed()
         with self._context.mutex:
             self.tail, self.durable = tail, durable
-        return sorted(before - tail.needed() - durable.needed())
+            self._leaving |= freed
+        return sorted(freed)
 
     def _release(self, freed: list[int]) -> None:
         if freed:
             self._context.trace("slot_freed", slots=freed)
         with self._context.mutex:
             self._slots.release(freed)
+            self._leaving.difference_update(freed)
 
     def _settle_files(self, change: Change, freed: list[int]) -> None:
         if change.durable:

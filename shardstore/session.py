@@ -198,6 +198,8 @@ class Session:
         """What an interrupt took from its owner goes back. No transaction is open, and the caller
         holds `lock`."""
         assert self._pipeline is not None and self._staging is not None
+        if self._pipeline.newest() is None:
+            self._pipeline.protocol.forget_leaving()
         flying = self._pipeline.objects()  # first: what lands meanwhile is still among these
         self.abandon([staged for staged in self._staging.out() if id(staged) not in flying])
         with self.context.mutex:

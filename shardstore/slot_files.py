@@ -104,16 +104,13 @@ class SlotFiles:
     def give_back(self, staged: StagedObject) -> None:
         """Close the file; the slot is free. Nothing of the object is in flight."""
         self.close(staged)
-        with self._context.mutex:
-            slot, staged.slot = staged.slot, -1
-        if slot < 0:
-            return
         broken = staged.error is not None and staged.created
-        if broken:  # shorter than its size: never a slot
-            with suppress(OSError):
-                self._context.fs.unlink(self._context.path(slot_file(slot, staged.storage_format)))
-        with self._context.mutex:
-            if broken:
+        with self._context.mutex:  # together, so that a slot without an owner is free
+            slot, staged.slot = staged.slot, -1
+            if broken:  # shorter than its size: never a slot
                 self._slots.retire(slot)
             else:
                 self._slots.release([slot])
+        if broken and slot >= 0:
+            with suppress(OSError):
+                self._context.fs.unlink(self._context.path(slot_file(slot, staged.storage_format)))

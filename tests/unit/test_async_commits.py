@@ -25,6 +25,7 @@ from shardstore.errors import (
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
+from shardstore.staged import settle
 from shardstore.ticket import Ticket
 from shardstore.workers import InlineWorkers, Workers
 from tests.support.stores import (
@@ -470,3 +471,38 @@ def test_threads_load_while_another_commits() -> None:
         assert not wrong, wrong
         for found in seen:
             assert found == sorted(found) and set(found) <= {s * 10 + 2 for s in range(1, 120)}
+
+
+def test_a_slot_is_not_freed_twice_where_a_transaction_begins_while_a_commit_lands() -> None:
+    """Beginning looks for slots that nobody has; those of a landing commit are about to be freed.
+    Freed twice, one of them would be written while the head is in it."""
+    landing, begun = threading.Event(), threading.Event()
+    holds = False
+
+    def note(event: str, _fields: object) -> None:
+        if event == "slot_freed" and holds:
+            landing.set()
+            begun.wait()
+
+    with open_store(MemoryFileSystem(), settings=settings("threads", trace=note)) as store:
+        for step in (1, 2, 3):
+            commit(store, step)
+        holds = True
+        ticket = begin_commit(store, 4)
+        landing.wait()
+        with store.begin(5) as txn:
+            for index, part in enumerate(PARTS):
+                txn.stage(*part, content(50 + index))
+            for staged in store._session.staging.out():
+                settle(staged)  # in a slot
+            begun.set()
+            ticket.result()
+            txn.commit()
+        holds = False
+        for step in (6, 7):
+            commit(store, step)
+            store.clear_cache()
+            assert values(store) == expected(step)
+        free = [slot for pool in store._session.slots._free.values() for slot in pool]
+        assert len(free) == len(set(free))
+        assert not set(free) & store._session.pipeline.protocol.needed()
