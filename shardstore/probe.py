@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
@@ -26,10 +25,12 @@ from shardstore.errors import StorageError
 from shardstore.format.digests import digest
 from shardstore.fs.calls import storage_error
 from shardstore.fs.protocol import File, FileSystem
+from shardstore.jobs import Pool
 from shardstore.progress import Advance
 from shardstore.wear import Durability
 
 PREFIX = "shardstore-bench-"
+_NAME = "shardstore-probe"
 MIB = 1 << 20
 PIECES = (1 * MIB, 4 * MIB, 16 * MIB)
 DEPTHS = (1, 2, 4, 8)
@@ -261,7 +262,7 @@ class _Bench:
     def _write(self, piece: int, depth: int) -> float:
         path = self._paths[self._next]
         self._next = 1 - self._next
-        with self._opened(path, depth) as files, ThreadPoolExecutor(depth) as threads:
+        with self._opened(path, depth) as files, closing(Pool(depth, _NAME)) as threads:
             began = self._clock()
 
             def work(number: int) -> None:
@@ -269,7 +270,8 @@ class _Bench:
                     size = min(piece, self._set_bytes - at)
                     files[number].pwrite(at, self._buffer.view[:size])
 
-            list(threads.map(work, range(depth)))
+            for job in [threads.submit(work, number) for number in range(depth)]:
+                job.result()
             files[0].datasync()
             return self._clock() - began
 
@@ -277,7 +279,7 @@ class _Bench:
         path = self._paths[self._next]
         self._next = 1 - self._next
         buffers = [self._pool.acquire(piece) for _ in range(depth)]
-        with self._opened(path, depth) as files, ThreadPoolExecutor(depth) as threads:
+        with self._opened(path, depth) as files, closing(Pool(depth, _NAME)) as threads:
             began = self._clock()
 
             def work(number: int) -> None:
@@ -285,7 +287,8 @@ class _Bench:
                     size = min(piece, self._set_bytes - at)
                     files[number].pread(at, buffers[number].view[:size])
 
-            list(threads.map(work, range(depth)))
+            for job in [threads.submit(work, number) for number in range(depth)]:
+                job.result()
             took = self._clock() - began
         for buffer in buffers:
             buffer.release()
