@@ -28,6 +28,7 @@ from shardstore.fsck import Finding, Report, fsck, object_check
 from shardstore.wal.reader import read_bytes, read_log
 from tests.support.damaged_store import HealthyStore
 from tests.support.stores import ROOT, open_store
+from tests.support.threads import left_over
 from tests.unit.fsck_support import change, newest
 
 PIECE = 8192
@@ -100,7 +101,7 @@ def told(
 def nothing_left_behind(fs: Watched) -> Any:
     threads = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) == threads
+    assert not left_over(threads)
     assert fs.counts["close"] == fs.opened > 0
 
 

@@ -18,6 +18,7 @@ from shardstore.errors import ClosedError
 from shardstore.jobs import Flag, Once, Pool, start_thread
 from shardstore.workers import ThreadWorkers
 from tests.support.moments import Moments
+from tests.support.threads import left_over
 
 pytestmark = pytest.mark.req("S27")
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +102,7 @@ def test_threads_come_with_the_calls_and_end_with_the_pool() -> None:
     assert len(set(threading.enumerate()) - before) <= 2
     gate.set()
     pool.close()
-    for thread in set(threading.enumerate()) - before:
-        thread.join()  # its work is over, what is left is its own end
+    assert not left_over(before)
     assert pool._started == 2
 
 
