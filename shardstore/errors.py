@@ -103,7 +103,7 @@ class ReadOnlyError(UnavailableError):
 
 
 class VersionError(UnavailableError):
-    """The store's format is newer than this library."""
+    """The store's format has a version that this library does not read."""
 
 
 class StepMovedOnError(UnavailableError):

@@ -24,6 +24,7 @@ from shardstore.errors import (
 )
 from shardstore.format.digests import digest
 from shardstore.format.names import (
+    FORMAT_VERSION,
     LOCK_FILE,
     OBJECTS_DIRECTORY,
     PINS_FILE,
@@ -48,7 +49,6 @@ from shardstore.wal.reader import LogView, durable_state, read_bytes, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
-FORMAT_VERSION = 0
 STORE_TEMPORARY = "STORE.tmp"
 
 
@@ -163,11 +163,8 @@ def read_store_file(fs: FileSystem, root: str) -> str:
         raise CorruptionError("not a STORE file", file=path, offset=0, expected="'shardstore'",
                               found=repr(lines[0][:20]))  # fmt: skip
     version = lines[1].removeprefix(b"version ")
-    if version.isdigit() and int(version) > FORMAT_VERSION and _intact(text, lines):
-        raise VersionError(
-            f"{root} has format version {int(version)}, this library reads versions up to "
-            f"{FORMAT_VERSION}; install a newer shardstore"
-        )
+    if version.isdigit() and int(version) != FORMAT_VERSION and _intact(text, lines):
+        raise VersionError(_other_version(root, int(version)))
     uuid = lines[2].removeprefix(b"uuid ") if len(lines) > 2 else b""
     if not uuid.isascii() or text != store_text(uuid.decode("ascii")):
         raise CorruptionError("damaged STORE file", file=path, offset=0,
@@ -367,6 +364,20 @@ def check_creatable(fs: FileSystem, root: str) -> None:
             f"{root} is not a store and not empty (it holds {foreign[0]!r}); "
             "choose an empty or new directory"
         )
+
+
+def _other_version(root: str, found: int) -> str:
+    """Why a store of another version is not read, and what to do."""
+    if found > FORMAT_VERSION:
+        return (
+            f"{root} has format version {found}, this library reads version {FORMAT_VERSION}; "
+            "install a newer shardstore"
+        )
+    return (
+        f"{root} has format version {found}, from before the first one that stays readable "
+        f"(version 1); export it with the shardstore that wrote it ('shardstore export'), and "
+        "import that into a new store"
+    )
 
 
 def _intact(text: bytes, lines: list[bytes]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardstore.errors import CorruptionError
 from shardstore.format.digests import canonical_json, digest
-from shardstore.format.names import CATALOG_DIRECTORY, WAL_DIRECTORY
+from shardstore.format.names import CATALOG_DIRECTORY, FORMAT_VERSION, WAL_DIRECTORY
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import LogView, read_bytes
 
@@ -46,7 +46,7 @@ class Mark:
     index: IndexFile | None = None
 
     def encode(self) -> bytes:
-        body = canonical_json({"type": "mark", "version": 0, **asdict(self)}) + b"\n"
+        body = canonical_json({"type": "mark", "version": FORMAT_VERSION, **asdict(self)}) + b"\n"
         return body + digest(body).encode("ascii") + b"\n"
 
 
@@ -119,7 +119,7 @@ def _read(fs: FileSystem, path: str) -> Mark | None:
     if text != body + digest(body).encode("ascii") + b"\n":
         return None
     value: Mapping[str, Any] = json.loads(body)
-    if value["version"] != 0:
+    if value["version"] != FORMAT_VERSION:
         return None
     index = value["index"]
     return Mark(

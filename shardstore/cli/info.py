@@ -15,11 +15,11 @@ from shardstore.context import Settings
 from shardstore.errors import StepMovedOnError
 from shardstore.format.digests import StateRow, state_digest
 from shardstore.format.manifest import CommitInfo
-from shardstore.format.names import OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
+from shardstore.format.names import FORMAT_VERSION, OBJECTS_DIRECTORY, WAL_DIRECTORY, slot_of
 from shardstore.format.policy import Retention
 from shardstore.fs.protocol import FileSystem
 from shardstore.fs.system import local_file_system
-from shardstore.recovery import FORMAT_VERSION, read_store_file, reading_session
+from shardstore.recovery import read_store_file, reading_session
 from shardstore.wal.reader import LogView, read_log
 
 _TRIES = 5

@@ -6,7 +6,7 @@ import click
 
 from shardstore.cli.common import command, json_option, path_argument
 from shardstore.cli.output import echo_json, shown
-from shardstore.recovery import FORMAT_VERSION
+from shardstore.format.names import FORMAT_VERSION
 from shardstore.store import Store
 
 

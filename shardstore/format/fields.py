@@ -13,7 +13,7 @@ from typing import Any
 
 from shardstore.errors import CorruptionError, InvalidNameError, InvalidTensorError
 from shardstore.format.digests import DIGEST_LENGTH
-from shardstore.format.names import check_data_name
+from shardstore.format.names import FORMAT_VERSION, check_data_name
 from shardstore.format.placement import (
     DTYPE_SIZES,
     LENGTH_BYTES,
@@ -33,7 +33,7 @@ _WRITE_ID = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}", re.ASCII)
 _FIELDS = {
     "digests": re.compile(r"([0-9a-f]{32}(,[0-9a-f]{32})*)?", re.ASCII),
     "expect": _DIGEST,
-    "format": re.compile(r"shardstore\.[a-z]+\.0", re.ASCII),
+    "format": re.compile(rf"shardstore\.[a-z]+\.{FORMAT_VERSION}", re.ASCII),
     "parent": _DIGEST,
     "part": re.compile(r".+", re.DOTALL),
     "shard": re.compile(r".+", re.DOTALL),

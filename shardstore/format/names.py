@@ -9,6 +9,8 @@ import re
 
 from shardstore.errors import InvalidNameError
 
+FORMAT_VERSION = 1
+"""Of FORMAT.md: in STORE, in segment headers and marks, and in the labels of objects."""
 STORE_FILE = "STORE"
 LOCK_FILE = "LOCK"
 PINS_FILE = "PINS"

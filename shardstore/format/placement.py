@@ -16,7 +16,7 @@ from typing import Any
 
 from shardstore.errors import InvalidTensorError
 from shardstore.format.digests import DIGEST_LENGTH, ZERO_DIGEST, digest
-from shardstore.format.names import RAW
+from shardstore.format.names import FORMAT_VERSION, RAW
 
 BLOCK_BYTES = 4096
 ALIGNMENT_BYTES = 64
@@ -159,8 +159,8 @@ def own_digest(region: bytes, begin: int) -> str:
 
 
 def format_name(storage_format: str) -> str:
-    """The name and version of a storage format in an object's metadata."""
-    return f"shardstore.{storage_format}.0"
+    """The name of a storage format, and the version of FORMAT.md, in an object's metadata."""
+    return f"shardstore.{storage_format}.{FORMAT_VERSION}"
 
 
 def label_fields(label: ObjectLabel, digests: Sequence[str], storage_format: str) -> dict[str, str]:

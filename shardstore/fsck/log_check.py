@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shardstore.errors import CorruptionError
 from shardstore.format.names import (
+    FORMAT_VERSION,
     PACKED_TEMPORARY,
     SEGMENT_TEMPORARY,
     WAL_DIRECTORY,
@@ -146,7 +147,7 @@ def _check_header(scan: SegmentScan, uuid: str | None) -> None:
     has_link = header["predecessor"] is not None or (scan.index > 0 and _is_salvage(scan))
     for what, expected, found in (
         ("store", uuid or header["uuid"], header["uuid"]),
-        ("version", 0, header["version"]),
+        ("version", FORMAT_VERSION, header["version"]),
         ("predecessor", scan.index > 0, has_link),
     ):
         if expected != found:

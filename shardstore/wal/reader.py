@@ -22,6 +22,7 @@ from shardstore.format.frames import (
 )
 from shardstore.format.manifest import CommitInfo, is_archived, manifest_digest
 from shardstore.format.names import (
+    FORMAT_VERSION,
     STORE_FILE,
     WAL_DIRECTORY,
     packed_file,
@@ -247,6 +248,11 @@ def _scan(source: tuple[str, bytes], index: int, cut: int | None) -> Segment:
     header = decode(path, frame)
     if frame.magic != HEADER_MAGIC or header.get("index") != index:
         raise CorruptionError("not this segment's header", file=path, offset=0)
+    if header.get("version") != FORMAT_VERSION:
+        raise CorruptionError(
+            "the segment is of another version of the format", file=path, offset=0,
+            expected=FORMAT_VERSION, found=header.get("version"),
+        )  # fmt: skip
     salt, chain = str(header["salt"]), frame.predecessor
     seq, offset = int(header["first_seq"]), frame.end
     records: list[LogRecord] = []

@@ -14,7 +14,12 @@ from typing import Any
 
 from shardstore.format.digests import ZERO_DIGEST, canonical_json, chain_hash
 from shardstore.format.frames import BLOCK, HEADER_MAGIC, RECORD_MAGIC, build_frame, frame_bytes
-from shardstore.format.names import SEGMENT_TEMPORARY, WAL_DIRECTORY, segment_file
+from shardstore.format.names import (
+    FORMAT_VERSION,
+    SEGMENT_TEMPORARY,
+    WAL_DIRECTORY,
+    segment_file,
+)
 from shardstore.fs.calls import unlink_quietly
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.wal.reader import LogView, read_bytes
@@ -166,7 +171,7 @@ def make_segment(
     first = before.seq + 1 if first_seq is None else first_seq
     header = {
         "type": "segment",
-        "version": 0,
+        "version": FORMAT_VERSION,
         "uuid": uuid,
         "salt": salt,
         "index": index,

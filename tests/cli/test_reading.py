@@ -92,7 +92,7 @@ def test_info_tells_where_the_store_stands(store: Path) -> None:
         }  # fmt: skip
         assert value["state_digest"] == opened.state_digest()
         assert value["uuid"] == opened.uuid
-    assert (value["branch"], value["version"]) == ("main", 0)
+    assert (value["branch"], value["version"]) == ("main", 1)
     assert (value["shards"], value["parts"], value["tensors"]) == (2, 3, 6)
     assert (value["elements"], value["tensor_bytes"]) == (3 * 13, 3 * (48 + 8))
     assert (value["snapshots"], value["kept_commits"]) == (1, 3)

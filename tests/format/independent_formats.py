@@ -42,7 +42,7 @@ def check_label(path: Path, about: Json, reference: list[Json], uuid: str) -> No
     keys = {"digests", "expect", "format", "parent", "part", "shard", "step", "store", "txn"}
     if about.keys() - {"header"} != keys | {"write"}:
         raise Damaged(path, 0, f"keys of the label: {sorted(about)}")
-    if about["format"] != f"shardstore.{storage_format}.0" or len(about["step"]) != 20:
+    if about["format"] != f"shardstore.{storage_format}.1" or len(about["step"]) != 20:
         raise Damaged(path, 0, "format or step of the label")
 
 

@@ -2,7 +2,7 @@
 
 It imports nothing of shardstore: what it reads is what the page says, so a store that it cannot
 read, or reads differently, means that the page or the code is wrong. It only reads, knows version
-0, and holds whole files in memory. Section numbers below are those of the page. Damage raises
+1, and holds whole files in memory. Section numbers below are those of the page. Damage raises
 `Damaged` with file and offset; the class `IndependentReader` is what tests use.
 """
 
@@ -196,6 +196,8 @@ class IndependentReader:
             raise Damaged(root / "wal", 0, "no segment, or the newest is a compressed one (3.5)")
         self.segment = Segment(self.segments[-1])
         header = self.segment.header.record
+        if header["version"] != 1:
+            raise Damaged(self.segment.path, HEADER_BYTES, "another version than STORE")
         if header["uuid"] != self.uuid or header["index"] != int(self.segments[-1].stem, 16):
             raise Damaged(self.segment.path, HEADER_BYTES, "header of another store or segment")
         self.state = fold(self.segment)
@@ -209,9 +211,9 @@ class IndependentReader:
         if last != b"digest " + digest(body).encode() or text[-1:] != b"\n":
             raise Damaged(path, len(body), "digest")
         version = re.match(rb"shardstore\nversion (\d+)\n", body)
-        if version is None or int(version[1]) != 0:
-            raise Damaged(path, 0, "a later version or no shardstore")
-        match = re.fullmatch(rb"shardstore\nversion 0\nuuid ([0-9a-f]{32})\n", body)
+        if version is None or int(version[1]) != 1:
+            raise Damaged(path, 0, "another version or no shardstore")
+        match = re.fullmatch(rb"shardstore\nversion 1\nuuid ([0-9a-f]{32})\n", body)
         if match is None:
             raise Damaged(path, 0, "lines")
         return match[1].decode()

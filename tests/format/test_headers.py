@@ -130,7 +130,7 @@ FORGED: dict[str, tuple[str, str, str]] = {
     "absurd shape": ('"shape":[16]', '"shape":[999999999999999,99999]', "absurd"),
     "true for one": ('"shape":[16]', '"shape":[16,true]', "bad shape"),
     "dtype": ('"dtype":"F32"', '"dtype":"C128"', "bad dtype"),
-    "newer format": ("shardstore.raw.0", "shardstore.raw.1", "bad 'format'"),
+    "newer format": ("shardstore.raw.1", "shardstore.raw.2", "bad 'format'"),
     "reserved name": ('"b":{', '"__pad_7__":{', "overlap"),
     "spaces": ('"b":{', '"b": {', "spelled"),
     "twice": ('"b":{', '"a":{', "overlap"),

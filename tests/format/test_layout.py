@@ -105,7 +105,7 @@ def test_the_header_says_what_the_format_says() -> None:
     assert members["__metadata__"] | {"header": ""} == {
         "digests": f"{digest(data[4096:4108])},{digest(b'')}",
         "expect": "e" * 32,
-        "format": "shardstore.raw.0",
+        "format": "shardstore.raw.1",
         "header": "",
         "parent": "a" * 32,
         "part": "params",

@@ -41,11 +41,12 @@ def _texts() -> list[Path]:
         found += [path for path in (ROOT / top).rglob("*") if path.is_file()]
     left_out = BINARY | {".pyc"}
     scratch = ROOT / "benchmarks" / "tmp"  # ignored by git, full of data while a benchmark runs
+    golden = ROOT / "tests" / "format" / "golden"  # stores
     return [
         path
         for path in found
-        if path.suffix not in left_out and "golden" not in path.parts
-        if scratch not in path.parents
+        if path.suffix not in left_out
+        if scratch not in path.parents and golden not in path.parents
     ]
 
 

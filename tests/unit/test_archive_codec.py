@@ -237,7 +237,7 @@ def test_a_file_that_is_cut_off_is_refused_everywhere() -> None:
         lambda m: m["pieces"][0].__setitem__(1, DELTA),
         lambda m: m["pieces"][0].__setitem__(1, PLAIN),
         lambda m: m["pieces"][0].__setitem__(2, "x" * 16),
-        lambda m: m["__metadata__"].update(format="shardstore.raw.0"),
+        lambda m: m["__metadata__"].update(format="shardstore.raw.1"),
         lambda m: m["__metadata__"].update(digests=""),
     ],
 )

@@ -117,7 +117,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
         (b'{"__metadata__"', b'{ "__metadata__"'),
         (b'"b":{', b'"w":{'),
         (b'"b":{', b'"__pad_0__":{'),
-        (b"shardstore.safetensors.0", b"shardstore.raw.0"),
+        (b"shardstore.safetensors.1", b"shardstore.raw.1"),
         (b'"none"', b'"\\u0000"'),
     ],
 )
@@ -162,7 +162,7 @@ def test_no_code_in_a_pt_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         labelled(TENSORS, digests_of(TENSORS)[:-1]),
         labelled(TENSORS, digests_of(TENSORS), step="7"),
         labelled(TENSORS, digests_of(TENSORS), step=7),
-        labelled(TENSORS, digests_of(TENSORS), format="shardstore.safetensors.0"),
+        labelled(TENSORS, digests_of(TENSORS), format="shardstore.safetensors.1"),
         labelled({**TENSORS, "x": 5}, [*digests_of(TENSORS), "0" * 32]),
         labelled({"a": torch.zeros(2)}, ["0" * 32]),
         labelled({3: torch.zeros(2)}, ["0" * 32]),  # type: ignore[dict-item]
