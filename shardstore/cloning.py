@@ -42,12 +42,12 @@ from shardstore.recovery import (
     empty_directories,
     identity,
     name_store,
-    store_text,
     sync_file,
     write_synced,
 )
 from shardstore.refs import Ref, resolve
 from shardstore.snapshot import open_commit
+from shardstore.store_file import store_text
 from shardstore.wal.reader import read_bytes, read_segment, segment_header
 from shardstore.wal.state import State
 from shardstore.wal.writer import Predecessor, make_segment

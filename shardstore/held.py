@@ -25,9 +25,10 @@ from shardstore.host_cache import HostCache
 from shardstore.jobs import Job, settle_jobs
 from shardstore.objects import check_object
 from shardstore.pins import Pins
-from shardstore.recovery import read_store_file, reading_session
+from shardstore.recovery import reading_session
 from shardstore.session import Session
 from shardstore.snapshot import open_commit
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
 from shardstore.workers import CopyingWorkers

@@ -25,11 +25,11 @@ from shardstore.held import WINDOW_BYTES, HeldState, Item, own, position_of
 from shardstore.opening import open_writing
 from shardstore.progress import Advance, Progress
 from shardstore.records import Record, all_records
-from shardstore.recovery import read_store_file
 from shardstore.retention import held_of
 from shardstore.session import Session
 from shardstore.snapshot import open_commit, write_manifest
 from shardstore.staged import StagedObject
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogView, read_log
 from shardstore.wal.state import State
 

@@ -16,15 +16,9 @@ from shardstore.catalog import Mark, check_not_ahead, find_mark
 from shardstore.commit_protocol import cut_zeros_quietly
 from shardstore.context import Settings
 from shardstore.errors import (
-    CorruptionError,
-    NotAStoreError,
-    StorageError,
     StoreExistsError,
-    VersionError,
 )
-from shardstore.format.digests import digest
 from shardstore.format.names import (
-    FORMAT_VERSION,
     LOCK_FILE,
     OBJECTS_DIRECTORY,
     PINS_FILE,
@@ -43,9 +37,10 @@ from shardstore.pins import make_pins
 from shardstore.quarantine import finish_pending
 from shardstore.session import Session
 from shardstore.slots import SlotTable
+from shardstore.store_file import read_store_file, store_text
 from shardstore.upkeep import Upkeep
 from shardstore.wal.follower import LogFollower
-from shardstore.wal.reader import LogView, durable_state, read_bytes, read_log
+from shardstore.wal.reader import LogView, durable_state, read_log
 from shardstore.wal.state import State
 from shardstore.wal.writer import make_segment, predecessor_of
 
@@ -138,38 +133,6 @@ def name_store(fs: FileSystem, root: str) -> None:
     fs.rename(f"{root}/{STORE_TEMPORARY}", f"{root}/{STORE_FILE}")
     fs.sync_directory(root)
     sync_parent(fs, root)
-
-
-def store_text(uuid: str) -> bytes:
-    """The content of STORE."""
-    body = f"shardstore\nversion {FORMAT_VERSION}\nuuid {uuid}\n".encode("ascii")
-    return body + f"digest {digest(body)}\n".encode("ascii")
-
-
-def read_store_file(fs: FileSystem, root: str) -> str:
-    """The store's uuid; NotAStoreError, VersionError or CorruptionError otherwise."""
-    path = f"{root}/{STORE_FILE}"
-    try:
-        text = read_bytes(fs, path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotAStoreError(
-            f"{root} is not a store: it has no file {STORE_FILE}; create one with "
-            f"'shardstore init {root}'"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"reading {path} failed: {error.strerror}", errno=error.errno) from error
-    lines = text.split(b"\n")
-    if lines[0] != b"shardstore" or len(lines) < 2 or not lines[1].startswith(b"version "):
-        raise CorruptionError("not a STORE file", file=path, offset=0, expected="'shardstore'",
-                              found=repr(lines[0][:20]))  # fmt: skip
-    version = lines[1].removeprefix(b"version ")
-    if version.isdigit() and int(version) != FORMAT_VERSION and _intact(text, lines):
-        raise VersionError(_other_version(root, int(version)))
-    uuid = lines[2].removeprefix(b"uuid ") if len(lines) > 2 else b""
-    if not uuid.isascii() or text != store_text(uuid.decode("ascii")):
-        raise CorruptionError("damaged STORE file", file=path, offset=0,
-                              expected="its digest to agree", found="another")  # fmt: skip
-    return uuid.decode("ascii")
 
 
 def plan(fs: FileSystem, root: str, *, assume_power_cut: bool = False) -> tuple[Plan, LogView]:
@@ -364,25 +327,6 @@ def check_creatable(fs: FileSystem, root: str) -> None:
             f"{root} is not a store and not empty (it holds {foreign[0]!r}); "
             "choose an empty or new directory"
         )
-
-
-def _other_version(root: str, found: int) -> str:
-    """Why a store of another version is not read, and what to do."""
-    if found > FORMAT_VERSION:
-        return (
-            f"{root} has format version {found}, this library reads version {FORMAT_VERSION}; "
-            "install a newer shardstore"
-        )
-    return (
-        f"{root} has format version {found}, from before the first one that stays readable "
-        f"(version 1); export it with the shardstore that wrote it ('shardstore export'), and "
-        "import that into a new store"
-    )
-
-
-def _intact(text: bytes, lines: list[bytes]) -> bool:
-    body = b"\n".join(lines[:-2]) + b"\n"
-    return text == body + f"digest {digest(body)}\n".encode("ascii")
 
 
 def write_synced(fs: FileSystem, path: str, content: bytes) -> None:

@@ -26,7 +26,8 @@ from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import Wants, wanted_objects
 from shardstore.locking import holder_of
-from shardstore.recovery import Plan, plan, read_store_file
+from shardstore.recovery import Plan, plan
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogView, fold, read_log
 from shardstore.wal.state import State
 from shardstore.wear import Wear, commits_per_day

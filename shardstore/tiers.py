@@ -23,8 +23,9 @@ from shardstore.locking import take_lock
 from shardstore.opening import is_within, place
 from shardstore.progress import Progress, silent
 from shardstore.publishing import check_lineage, conflict, noted
-from shardstore.recovery import read_store_file, sync_parent
+from shardstore.recovery import sync_parent
 from shardstore.store import Store
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogView, read_log
 
 Take = Literal["active", "durable"]

@@ -19,7 +19,8 @@ from shardstore.format.names import FORMAT_VERSION, OBJECTS_DIRECTORY, WAL_DIREC
 from shardstore.format.policy import Retention
 from shardstore.fs.protocol import FileSystem
 from shardstore.fs.system import local_file_system
-from shardstore.recovery import read_store_file, reading_session
+from shardstore.recovery import reading_session
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogView, read_log
 
 _TRIES = 5

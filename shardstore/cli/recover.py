@@ -20,8 +20,9 @@ from shardstore.cli.common import progress as bar
 from shardstore.cli.output import echo_json, shown
 from shardstore.errors import UsageError
 from shardstore.fs.system import local_file_system
-from shardstore.recovery import Plan, plan, read_store_file
+from shardstore.recovery import Plan, plan
 from shardstore.store import Store
+from shardstore.store_file import read_store_file
 
 
 @command(

@@ -12,7 +12,7 @@ from shardstore.errors import CorruptionError, UsageError
 from shardstore.fs.protocol import FileSystem
 from shardstore.fs.system import local_file_system
 from shardstore.fsck.scan import SegmentScan, scan_segment
-from shardstore.recovery import read_store_file
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import LogRecord, list_segments, read_segment_bytes
 
 

@@ -33,7 +33,7 @@ from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import wanted_objects
 from shardstore.pins import Pins
-from shardstore.recovery import read_store_file
+from shardstore.store_file import read_store_file
 from shardstore.wal.reader import read_log
 
 __all__ = ["Finding", "Report", "fsck"]

@@ -31,9 +31,7 @@ from shardstore.recovery import (
     STORE_TEMPORARY,
     identity,
     name_store,
-    read_store_file,
     slot_files,
-    store_text,
     sync_file,
     sync_parent,
     write_synced,
@@ -42,6 +40,7 @@ from shardstore.salvage.choice import Decision, decide
 from shardstore.salvage.evidence import read_evidence
 from shardstore.salvage.objects_alone import highest_epoch
 from shardstore.salvage.verify import Progress, quiet
+from shardstore.store_file import read_store_file, store_text
 from shardstore.wal.reader import list_segments, read_segment
 from shardstore.wal.writer import make_segment
 

@@ -42,7 +42,7 @@ _CATALOG = f"{UNIT}/test_catalog.py::test_"
 _SALVAGE = f"{UNIT}/test_salvage.py::test_"
 
 CHECKS = (
-    _of("STORE: its digest", "recovery.py", "read_store_file",
+    _of("STORE: its digest", "store_file.py", "read_store_file",
         "not uuid.isascii() or text != store_text(uuid.decode('ascii'))",
         f"{_DAMAGE}every_flipped_byte_of_the_store_file_is_refused[one bit]"),
     _of("log: of this store", "wal/reader.py", "read_log",

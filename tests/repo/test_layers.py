@@ -34,6 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"wal"}),
     # refs and retention are pure functions of the log's state; what acts on them stands higher.
     frozenset({"slots", "catalog", "pins", "refs", "retention", "locking", "metadata", "objects"}),
+    frozenset({"store_file"}),
     frozenset({"foreign", "upkeep", "records", "quarantine"}),
     frozenset({"context", "host_cache", "loaded", "views"}),
     frozenset({"staged"}),
