@@ -136,6 +136,9 @@ class State:
     def _retention(self, record: Json, chain: str) -> None:
         self.retention = record["retention"]
 
+    def _sync(self, record: Json, chain: str) -> None:
+        """Changes nothing: what is before it is durable."""
+
     def _unkeep(self, record: Json, chain: str) -> None:
         """What it names goes, as it does with every record."""
 

@@ -18,7 +18,7 @@ COLUMNS_MAX = 100
 DIRECTORIES = ("shardstore", "trainer", "tools", "tests", "benchmarks", "docs", ".ci", ".github")
 FILES = (
     *("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md"),
-    *("CONTRIBUTING.md", "SECURITY.md", ".gitignore"),
+    *("CONTRIBUTING.md", "SECURITY.md", ".gitignore", ".gitattributes"),
 )
 BINARY = {".raw", ".wal", ".mdb", ".bin", ".pt", ".npy", ".safetensors", ".png", ".gz", ".zst"}
 
