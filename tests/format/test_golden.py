@@ -124,13 +124,17 @@ def copy(golden: Path, tmp_path: Path) -> Path:
     return shutil.copytree(golden / "store", tmp_path / golden.name)
 
 
+def version_of(golden: Path) -> int:
+    """Its directory is called v1, or v1-1 where writers of version 1 have changed since."""
+    return int(golden.parent.name.removeprefix("v").partition("-")[0])
+
+
 def test_there_are_golden_stores_of_every_version() -> None:
-    versions = {int(path.parent.name.removeprefix("v")) for path in STORES}
+    versions = {version_of(path) for path in STORES}
     assert versions == set(range(1, names.FORMAT_VERSION + 1))
-    assert {path.name for path in STORES} == {path.name for path in GOLDEN.glob("v*/*")}
-    for version in versions:
-        assert all(read_expected(path)["version"] == version
-                   for path in STORES if path.parent.name == f"v{version}")  # fmt: skip
+    assert STORES == sorted(GOLDEN.glob("*/*"))
+    for path in STORES:
+        assert read_expected(path)["version"] == version_of(path)
 
 
 @each
