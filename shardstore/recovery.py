@@ -15,9 +15,7 @@ from typing import Any
 from shardstore.catalog import Mark, check_not_ahead, find_mark
 from shardstore.commit_protocol import cut_zeros_quietly
 from shardstore.context import Settings
-from shardstore.errors import (
-    StoreExistsError,
-)
+from shardstore.errors import StoreExistsError
 from shardstore.format.names import (
     LOCK_FILE,
     OBJECTS_DIRECTORY,
