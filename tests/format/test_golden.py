@@ -132,7 +132,7 @@ def version_of(golden: Path) -> int:
 def test_there_are_golden_stores_of_every_version() -> None:
     versions = {version_of(path) for path in STORES}
     assert versions == set(range(1, names.FORMAT_VERSION + 1))
-    assert STORES == sorted(GOLDEN.glob("*/*"))
+    assert sorted(GOLDEN.glob("*/*")) == STORES
     for path in STORES:
         assert read_expected(path)["version"] == version_of(path)
 
