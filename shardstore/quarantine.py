@@ -14,7 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.format.names import OBJECTS_DIRECTORY, QUARANTINE_DIRECTORY, WAL_DIRECTORY
+from shardstore.format.names import (
+    OBJECTS_DIRECTORY,
+    QUARANTINE_DIRECTORY,
+    STORE_FILE,
+    WAL_DIRECTORY,
+)
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import Segment, read_bytes
 
@@ -49,10 +54,13 @@ def directory_of(epoch: int) -> str:
 
 
 def finish_pending(fs: FileSystem, root: str, newest: Segment) -> None:
-    """Go on with what a salvage began, if it was the last to write."""
+    """Go on with what a salvage began, if it was the last to write. STORE, which it may have
+    written anew, was perhaps not synced before it died."""
     last = newest.records[-1].body
     if last.get("reason") == SALVAGE:
         set_aside(fs, root, last)
+        with suppress(FileNotFoundError):
+            _sync(fs, f"{root}/{STORE_FILE}")
 
 
 def set_aside(fs: FileSystem, root: str, opening: Mapping[str, Any]) -> None:
@@ -78,6 +86,14 @@ def set_aside(fs: FileSystem, root: str, opening: Mapping[str, Any]) -> None:
         fs.sync_directory(path)
 
 
+def _sync(fs: FileSystem, path: str) -> None:
+    file = fs.open(path, "write")
+    try:
+        file.datasync()
+    finally:
+        file.close()
+
+
 def _move(fs: FileSystem, source: str, target: str) -> None:
     """Rename; a power cut may have left the file where it was, or under both names."""
     try:
@@ -93,7 +109,9 @@ def _put(fs: FileSystem, directory: str, name: str, content: bytes) -> None:
     names = fs.list_directory(directory)
     if name in names:
         return
-    file = fs.open(f"{directory}/{_TEMPORARY}", "replace")
+    if _TEMPORARY in names:  # after a power cut it may be another name of a file put before
+        fs.unlink(f"{directory}/{_TEMPORARY}")
+    file = fs.open(f"{directory}/{_TEMPORARY}", "create")
     try:
         file.pwrite(0, content)
         file.datasync()

@@ -17,7 +17,7 @@ from shardstore.errors import PoisonedError, StorageError
 from shardstore.format.names import RAW, SAFETENSORS
 from shardstore.wal.compress import compress_segments
 from shardstore.wal.reader import read_bytes
-from tests.crash import tiers
+from tests.crash import repairs, tiers
 from tests.crash.oracle import ROOT, Violation
 from tests.crash.world import SETTINGS, MakeSettings, World
 from tests.support.workers import HeldWorkers
@@ -586,6 +586,18 @@ SCENARIOS = {
             world=tiers.TierWorld,
         ),
         Scenario(name="clone", prepare=tiers.started, program=tiers.clone, world=tiers.TierWorld),
+        Scenario(
+            name="salvage of objects",
+            prepare=repairs.start_damaged,
+            program=repairs.repair,
+            world=repairs.SalvageWorld,
+        ),
+        Scenario(
+            name="salvage of the log",
+            prepare=repairs.start_damaged,
+            program=repairs.repair,
+            world=repairs.LogSalvageWorld,
+        ),
         Scenario(name="failed log sync", prepare=start_with_spare, program=failed_log_sync),
         Scenario(name="failed append", prepare=start_with_spare, program=failed_append),
         Scenario(name="failed slot sync", prepare=start, program=failed_slot_sync),

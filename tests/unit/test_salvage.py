@@ -17,7 +17,7 @@ from shardstore import Ref
 from shardstore.errors import CorruptionError, LockedError, NotAStoreError, StorageError
 from shardstore.format.frames import BLOCK
 from shardstore.fs.faulty import FaultyFileSystem
-from shardstore.fs.memory import MemoryFileSystem
+from shardstore.fs.memory import MemoryFileSystem, Operation
 from shardstore.fsck import fsck
 from shardstore.salvage import Decision, look, salvage
 from shardstore.wal.reader import list_segments, read_bytes, read_log
@@ -514,3 +514,58 @@ def test_what_a_salvage_gives_back_survives_a_power_cut(fs: MemoryFileSystem) ->
     salvage(dead, ROOT)
     for image in dead.power_cuts(limit=60):
         check(image, 8, {"early": 2, "late": 5})
+
+
+def stopped(fs: MemoryFileSystem, at: Callable[[str, str], bool]) -> MemoryFileSystem:
+    """The disk before the last operation of a salvage for which `at` holds, given its name and
+    path."""
+    images: list[MemoryFileSystem] = []
+
+    def before(operation: Operation) -> None:
+        if at(operation.op, operation.path):
+            images.append(fs.kill())
+
+    fs.before = before
+    salvage(fs, ROOT)
+    fs.before = None
+    return images[-1]
+
+
+@pytest.mark.req("S12")
+def test_what_was_set_aside_is_not_written_over_under_another_name(
+    running: MemoryFileSystem,
+) -> None:
+    """Found by the crash explorer: a power cut can leave the new and the old name of a file that
+    was just put into quarantine, and going on wrote the next file under the old one."""
+    record_lost(running)
+    change(running, f"{ROOT}/STORE", 40)
+    fs = settled(running)
+    damaged = read_bytes(fs, newest(fs)).rstrip(b"\0")
+    point = stopped(fs, lambda op, path: op == "sync_directory" and "/quarantine/" in path)
+    tried = 0
+    for image in point.power_cuts(limit=200):
+        names = [name for name in quarantined(image) if name != "REASON"]
+        if "tmp" in names and len(names) > 1:
+            tried += 1
+            salvage(image, ROOT)
+            aside = {content.rstrip(b"\0") for path, content in tree(image).items()
+                     if "/quarantine/" in path}  # fmt: skip
+            assert damaged in aside
+    assert tried
+
+
+@pytest.mark.req("S12")
+@pytest.mark.parametrize("again", [salvage, lambda fs, _root: open_store(fs, "r+").close()])
+def test_a_store_file_written_anew_is_durable_after_a_kill(
+    running: MemoryFileSystem, again: Callable[[MemoryFileSystem, str], object]
+) -> None:
+    """Found by the crash explorer: the process died before it synced STORE; the next one found it
+    right and left it so, until the power failed."""
+    store_damaged(running)
+    point = stopped(
+        settled(running), lambda op, path: op in ("truncate", "datasync") and path.endswith("STORE")
+    )
+    again(point, ROOT)
+    for image in point.power_cuts(limit=60):
+        with open_store(image, "r") as store:
+            assert head_step(store) == 8
