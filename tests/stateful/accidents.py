@@ -3,7 +3,8 @@
 An accident hits one operation: the disk refuses at its n-th call, or the process dies there, with
 or without power. Before it everything is durable; afterwards the store is what the model was before
 the operation or what it is after it, whole, and goes on. Readers in other processes pin commits;
-a durable store is published to; files are damaged, in a copy; clocks jump.
+a durable store is published to; clones are made of all or of one commit, and stay what they were;
+files are damaged, in a copy; clocks jump.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from shardstore.errors import (
     RefNotFoundError,
     ShardStoreError,
     StorageError,
+    StoreExistsError,
     UsageError,
 )
 from shardstore.format.names import PT, RAW, SAFETENSORS
@@ -98,6 +100,38 @@ class Published:
     states: list[Model | None] = field(default_factory=lambda: [None])
 
 
+@dataclass
+class Clone:
+    """A directory that a clone was made into, and what may be there; None is no store."""
+
+    path: str
+    states: list[Model | None]
+    only: MCommit | None = None
+    """The one commit that came along, where it was not all."""
+
+    def check(self, fs: Disk) -> None:
+        try:
+            store = Store.open(self.path, "r", fs=fs)
+        except NotAStoreError:
+            assert None in self.states
+            return
+        with store:
+            if self.only is not None:
+                assert _seq_or_none_of(store) == self.only.seq and not store.snapshots
+                _check_parts(store, Ref.head, self.only)
+                return
+            found = next(m for m in self.states if m and shown(store) == wanted(m))
+            assert _seq_or_none_of(store) == _seq_or_none(found.head)
+            for seq, commit in found.kept.items():
+                _check_parts(store, Ref.seq(seq), commit)
+            for name, commit in found.snapshots.items():
+                _check_parts(store, Ref.name(name), commit)
+
+
+def _check_parts(store: Store, ref: Ref, commit: MCommit) -> None:
+    assert all(value_of(store, *part, ref) == value for part, value in commit.content)
+
+
 class Machine(StoreMachine):
     """See the module's docstring."""
 
@@ -105,6 +139,7 @@ class Machine(StoreMachine):
         super().__init__()
         self.pins: list[Pinned] = []
         self.published = Published()
+        self.clones: list[Clone] = []
 
     # ------------------------------------------------------------------ operations and accidents
 
@@ -118,7 +153,7 @@ class Machine(StoreMachine):
         """An operation that can be done now; None where the one drawn cannot."""
         kinds = [self._commit, self._commit, self._snapshot, self._branch, self._switch_to,
                  self._delete, self._rewind, self._undo_one, self._retain, self._gc,
-                 self._archive]  # fmt: skip
+                 self._archive, self._clone]  # fmt: skip
         return data.draw(st.sampled_from(kinds))(data)
 
     @rule(data=st.data(), fault=st.sampled_from(sorted(FAULTS)), nth=st.integers(1, 10))
@@ -301,6 +336,18 @@ class Machine(StoreMachine):
         self.odd += 2 * (len(PARTS) + 1)
         return Action(lambda: self.store.archive(name), lambda _model, _seq: None)
 
+    def _clone(self, data: st.DataObject) -> Action:
+        """Into a directory of its own; the store itself stays as it is."""
+        only = self._target(data) if data.draw(st.booleans()) else None
+        made = Clone(f"clone{len(self.clones)}", [None, self.model.copy()], only)
+
+        def call() -> None:
+            self.clones.append(made)
+            self.store.clone(made.path, ref=None if only is None else Ref.seq(only.seq))
+            made.states.remove(None)
+
+        return Action(call, lambda _model, _seq: None)
+
     # ------------------------------------------------------------------ beside commits and refs
 
     @rule(name=st.sampled_from(NAMES), other=st.sampled_from([None, *NAMES]))
@@ -415,6 +462,40 @@ class Machine(StoreMachine):
                     assert value_of(durable, *part, name) == value
             for part, value in found.head.content if found.head else ():
                 assert value_of(durable, *part) == value
+
+    @rule(data=st.data())
+    def clone(self, data: st.DataObject) -> None:
+        """A clone that nothing happens to; what is in flight lands before."""
+        if self.in_flight:
+            self.sync()
+        self._clone(data).call()
+        self.before = []
+        self.clones[-1].check(self.fs)
+
+    @precondition(lambda self: any(None in clone.states for clone in self.clones))
+    @rule()
+    def clone_again(self) -> None:
+        """Into what a failure left: its remains are no store and in nobody's way."""
+        clone = next(clone for clone in self.clones if None in clone.states)
+        try:
+            Store.open(clone.path, "r", fs=self.fs).close()
+        except NotAStoreError:
+            self.store.clone(clone.path)
+            self.before = []
+            clone.states, clone.only = [self.model.copy()], None
+        else:
+            clone.states.remove(None)
+            with pytest.raises(StoreExistsError):
+                self.store.clone(clone.path)
+            self.before = []
+        clone.check(self.fs)
+
+    @precondition(lambda self: self.clones)
+    @rule()
+    def the_clones_are_what_was_cloned(self) -> None:
+        """Whatever became of the store since."""
+        for clone in self.clones:
+            clone.check(self.fs)
 
     # ------------------------------------------------------------------ damage
 
