@@ -20,7 +20,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -262,14 +262,14 @@ class Result:
 
 
 def interrupt_all(
-    directory: Path, *, share: float = 1.0, seed: int = 4, until: float = float("inf"),
-    progress: Callable[[int, int], None] | None = None,
+    directory: Path, *, actions: Sequence[str] = ACTIONS, share: float = 1.0, seed: int = 4,
+    until: float = float("inf"), progress: Callable[[int, int], None] | None = None,
 ) -> Result:  # fmt: skip
-    """A seeded share of the interruptions of every action, as far as the time goes (`until` is of
+    """A seeded share of the interruptions of each action, as far as the time goes (`until` is of
     the monotonic clock)."""
     began, draw, result = time.monotonic(), random.Random(seed), Result()
     with Server(directory / "server.txt") as server:
-        benches = {action: Bench(directory, action, server) for action in ACTIONS}
+        benches = {action: Bench(directory, action, server) for action in actions}
         planned: list[Job] = []
         for action, bench in benches.items():
             counts = bench.count()

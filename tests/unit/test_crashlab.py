@@ -6,20 +6,24 @@ is shown to be able to fail.
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.damaged_store import HealthyStore
-from tools.lab import damage
+from tools.lab import damage, machine
+from tools.lab.batches import Batch, in_batches
 from tools.lab.job import Laboratory, main
-from tools.lab.options import EXIT_USAGE, UsageError, make_directory, parse
+from tools.lab.options import EXIT_INTERRUPTED, EXIT_USAGE, UsageError, make_directory, parse
 from tools.lab.page import page, verdict
 from tools.lab.part import BY_NAME, PARTS, Lab, Outcome, Part
 from tools.lab.progress import Progress
 from tools.lab.result import PartResult, Report, recorded
+from tools.lab.suites import run_suite
 
 
 def report(*parts: PartResult, profile: str = "5 minutes") -> Report:
@@ -68,6 +72,7 @@ def test_the_record_keeps_the_last_result_of_each_profile_and_part() -> None:
         (["--minutes", "nan"], "at least"),
         (["--part", "cats"], "no such part: cats"),
         (["--long", "--minutes", "3"], "leave out --minutes"),
+        (["--resume", "--minutes", "3"], "--resume goes with --long"),
         (["--speed", "3"], "--help explains"),
     ],
 )
@@ -81,11 +86,24 @@ def test_wrong_usage_is_told_before_anything_is_touched(
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
+    words = ["--dir", str(tmp_path)]
     with pytest.raises(UsageError, match="not empty"):
-        make_directory(tmp_path, overwrite=False)
+        make_directory(parse(words))
     (tmp_path / "page.txt").write_text("old")
-    make_directory(tmp_path, overwrite=True)
+    make_directory(parse([*words, "--overwrite"]))
     assert (tmp_path / "mine").exists() and not (tmp_path / "page.txt").exists()
+
+
+def test_a_long_call_goes_on_with_the_batches_and_the_seed_of_the_last(tmp_path: Path) -> None:
+    words = ["--long", "--dir", str(tmp_path / "lab")]
+    make_directory(parse([*words, "--seed", "7"]))
+    batch = tmp_path / "lab" / "batches" / "kills"
+    batch.mkdir()
+    again = parse([*words, "--resume"])
+    make_directory(again)
+    assert again.seed == 7 and batch.exists()
+    make_directory(parse([*words, "--overwrite"]))
+    assert not batch.exists()
 
 
 def test_seconds_in_the_laboratory_end_with_a_page(
@@ -105,11 +123,110 @@ def test_seconds_in_the_laboratory_end_with_a_page(
 
 def test_a_part_that_dies_is_a_finding(tmp_path: Path) -> None:
     options = parse(["--minutes", "1", "--dir", str(tmp_path / "lab")])
-    make_directory(options.dir, overwrite=False)
+    make_directory(options)
     ghost = Part(name="ghost", what="", weight=1, module="tools.lab.nowhere")
     with Progress("ghost", 1, 1, 1.0) as progress:
         result = Laboratory(options)._run(ghost, 1.0, progress)
     assert "no result" in result.outcome.wrong[0] and "ghost" in result.outcome.wrong[0]
+
+
+def test_what_has_ended_is_recorded_when_the_rest_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_lab: Laboratory, part: Part, _seconds: float, _progress: Progress) -> PartResult:
+        if part.name == "fullness":
+            raise KeyboardInterrupt
+        return HELD
+
+    monkeypatch.setattr(Laboratory, "_run", run)
+    record = tmp_path / "record.json"
+    words = ["--dir", str(tmp_path / "lab"), "--record", str(record)]
+    assert main(words) == EXIT_INTERRUPTED
+    assert json.loads(record.read_text())["short"]["damage"]["verdict"] == "nothing wrong"
+    assert "INTERRUPTED: damage had ended, with nothing wrong in 1,200" in capsys.readouterr().out
+
+
+def numbered(lab: Lab, seen: list[int], stop_at: int = 99, count: int = 4) -> Outcome:
+    """Batches of ten trials; the process dies in one of them."""
+
+    def batch(number: int, place: Lab) -> Batch:
+        if number == stop_at:
+            raise KeyboardInterrupt
+        seen.append(number)
+        place.tell(5)
+        return Batch(tried=10, data={"number": number})
+
+    names = [f"batch {number}" for number in range(count)]
+    outcome, data = in_batches(lab, "trials", 10 * count, names, batch)
+    assert [values["number"] for values in data] == list(range(count))
+    return outcome
+
+
+def test_batches_that_were_done_are_not_done_again(tmp_path: Path) -> None:
+    output = io.StringIO()
+    kept, first = tmp_path / "kept", tmp_path / "first"
+    first.mkdir()
+    lab = Lab(directory=first, seed=1, kept=kept, commit="abc", output=output, long=True)
+    seen: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        numbered(lab, seen, stop_at=2)
+    second = replace(lab, directory=tmp_path)
+    outcome = numbered(second, seen)
+    assert seen == [0, 1, 2, 3] and outcome.tried == 40 and not outcome.wrong
+    assert "2 of 4 batches are an earlier call's" in outcome.detail[0]
+    told = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert told[-1] == {"done": 35, "goal": 40}
+    for other in (replace(second, commit="def"), replace(second, seed=2)):
+        assert numbered(other, seen).tried == 40
+    assert len(seen) == 12, "what another commit or seed did is no result of this one"
+
+
+def test_a_batch_with_a_finding_is_the_last(tmp_path: Path) -> None:
+    lab = Lab(directory=tmp_path, seed=1, kept=tmp_path / "kept", output=io.StringIO(), long=True)
+    outcome, data = in_batches(
+        lab, "trials", 0, ["one", "two"], lambda _number, _lab: Batch(tried=1, wrong=["lost"])
+    )
+    assert outcome.wrong == ["one: lost"] and outcome.tried == 1 and len(data) == 1
+
+
+def test_the_long_damage_flips_every_byte_that_is_no_tensors(tmp_path: Path) -> None:
+    store = HealthyStore.make(tmp_path / "run")
+    for path, content in store.files.items():
+        places = [at for batch in damage._metadata(store, path) for at in batch]
+        is_object = path.parent.name == "objects"
+        assert places == list(range(len(places))), "each once"
+        assert len(places) == len(content) if not is_object else 0 < len(places) < len(content)
+
+
+def test_the_machine_has_examples_and_can_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(directory=tmp_path, seed=1, seconds=0.1, output=io.StringIO())
+    outcome = machine.run(lab)
+    assert outcome.tried == 1 and not outcome.wrong
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("another head")
+
+    monkeypatch.setattr(machine, "run_state_machine_as_test", fail)
+    assert "another head" in machine.run(replace(lab, seconds=60)).wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds", "said"),
+    [
+        ("pass", None, "1 passed"),
+        ("assert False, 'torn'", None, "1 failed"),
+        ("import signal; signal.pause()", 1.0, "then the time was over"),
+    ],
+)
+def test_a_suite_is_told_in_words(
+    body: str, seconds: float | None, said: str, tmp_path: Path
+) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(f"def test_it():\n    {body}\n")
+    suite = run_suite([str(test), "--rootdir", str(tmp_path)], tmp_path / "place", seconds)
+    assert said in suite.line and bool(suite.wrong) == ("failed" in said)
 
 
 def test_wrong_bytes_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

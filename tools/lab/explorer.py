@@ -1,28 +1,65 @@
-"""The crash explorer, scenario after scenario, as far as the time goes."""
+"""The crash explorer, every scenario, each for its share of the time."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+from functools import partial
 
+from tests.crash.crashes import Report
 from tests.crash.explorer import STATES_LONG, explore_all
+from tests.crash.reports import distinct
 from tests.crash.scenarios import SCENARIOS
 from tools.lab.part import Lab, Outcome
 
+UNIT = "crash states"
+_START_SECONDS = 2.0
+"""Until the processes have imported everything."""
+
 
 def run(lab: Lab) -> Outcome:
-    """Each scenario once; the order is drawn, so that a short time visits others each day."""
-    outcome = Outcome(unit="crash states")
+    return _long(lab) if lab.long else _timed(lab)
+
+
+def _timed(lab: Lab) -> Outcome:
+    """The order is drawn; every scenario gets the same time, one, two and three crashes deep."""
     names = list(SCENARIOS)
     random.Random(lab.seed).shuffle(names)
-    states = STATES_LONG // len(names) if lab.long else None
-    done = 0
+    processes = min(os.cpu_count() or 1, 8)
+    each = max(0.1, lab.seconds - _START_SECONDS) * processes / len(names)
+    reports: list[Report] = []
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for report in pool.imap_unordered(partial(_explored, seconds=each), names):
+            reports.append(report)
+            lab.tell(sum(report.states.total() for report in reports))
+    return _outcome(reports, len(names))
+
+
+def _explored(name: str, seconds: float) -> Report:
+    (report,) = explore_all([name], seconds=seconds, processes=1)
+    return report
+
+
+def _long(lab: Lab) -> Outcome:
+    """So many states of each."""
+    names = list(SCENARIOS)
+    reports: list[Report] = []
     for name in names:
-        if lab.over:
-            break
-        (report,) = explore_all([name], states=states, processes=1)
-        outcome.tried += report.states.total()
-        outcome.wrong += ["; ".join(finding) for finding in report.findings]
-        done += 1
-        lab.tell(outcome.tried)
-    outcome.detail.append(f"{done} of {len(names)} scenarios")
-    return outcome
+        reports += explore_all([name], states=STATES_LONG // len(names), processes=1)
+        lab.tell(sum(report.states.total() for report in reports), STATES_LONG)
+    return _outcome(reports, len(names))
+
+
+def _outcome(reports: list[Report], scenarios: int) -> Outcome:
+    states = [report.states.total() for report in reports]
+    wrong = [finding for report in reports for finding in report.findings]
+    return Outcome(
+        unit=UNIT,
+        tried=sum(states),
+        wrong=["; ".join(finding) for finding in wrong],
+        detail=[
+            f"{len(reports)} of {scenarios} scenarios, {min(states, default=0):,} to "
+            f"{max(states, default=0):,} states each; {distinct(reports):,} distinct images"
+        ],
+    )

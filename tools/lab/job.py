@@ -2,7 +2,8 @@
 
 Contract: everything happens in the directory that was named, which is on the disk under test; no
 process of it is left running, whatever happens. Standard output gets the page (with --json the
-result), standard error the progress; both stay in the directory. tools/crashlab makes .venv ready
+result), standard error the progress; both stay in the directory. What a part came to is recorded
+when it ends, so that whoever stops the rest loses nothing of it. tools/crashlab makes .venv ready
 and calls this. `part` says what there is, `run_part` is the process, `page` what people read.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.frame.environment import describe
+from tools.lab.batches import write_whole
 from tools.lab.options import (
     EXIT_INTERRUPTED,
     EXIT_UNABLE,
@@ -42,26 +44,29 @@ ROOT = Path(__file__).resolve().parents[2]
 _GRACE_SECONDS = 600.0
 """What a part may go over its time, to end what it has begun: then it hangs."""
 _END_SECONDS = 30.0
+_LAST_SECONDS = 1.0
+"""For the end of the last part's process, and the page."""
 
 
 class Laboratory:
-    """The parts in turn."""
+    """The parts in turn; `report` has those that have ended."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._parts: list[Part] = options.parts
         self._directory: Path = options.dir.resolve()
-
-    def report(self) -> Report:
-        """Run everything."""
-        options, began = self._options, time.monotonic()
-        report = Report(
+        self._began = time.monotonic()
+        self.report = Report(
             place=describe(self._directory),
             directory=str(self._directory),
             profile="long" if options.long else f"{options.minutes:g} minutes",
             seed=options.seed,
         )
-        end = math.inf if options.long else began + 60 * options.minutes
+
+    def run(self) -> None:
+        """Everything."""
+        options, report = self._options, self.report
+        end = math.inf if options.long else self._began + 60 * options.minutes - _LAST_SECONDS
         for number, part in enumerate(self._parts):
             left = sum(other.weight for other in self._parts[number:])
             seconds = max(1.0, end - time.monotonic()) * part.weight / left
@@ -69,17 +74,15 @@ class Laboratory:
                 result = self._run(part, seconds, progress)
                 progress.end(result)
             report.parts.append(result)
-        report.seconds = time.monotonic() - began
-        return report
+            report.seconds = time.monotonic() - self._began
+            if options.record is not None:
+                record(options.record, report)
 
     def _run(self, part: Part, seconds: float, progress: Progress) -> PartResult:
         work = self._directory / "work" / part.name
         work.mkdir()
-        words = [sys.executable, "-m", "tools.lab.run_part", part.name, "--dir", str(work)]
-        words += ["--seed", str(self._options.seed)]
-        words += ["--long"] if self._options.long else ["--seconds", f"{seconds:.1f}"]
         log, began = self._directory / "logs" / f"{part.name}.log", time.monotonic()
-        with _process(words, log) as process:
+        with _process(self._command(part, seconds, work), log) as process:
             hung = threading.Timer(seconds + _GRACE_SECONDS, process.terminate)
             if not self._options.long:
                 hung.start()
@@ -93,6 +96,21 @@ class Laboratory:
             with suppress(OSError):
                 remove(work)
         return PartResult(name=part.name, outcome=outcome, seconds=time.monotonic() - began)
+
+    def _command(self, part: Part, seconds: float, work: Path) -> list[str]:
+        words = [sys.executable, "-m", "tools.lab.run_part", part.name, "--dir", str(work)]
+        words += ["--seed", str(self._options.seed)]
+        words += ["--commit", str(self.report.place.get("commit", ""))]
+        if self._options.long:
+            kept = self._directory / "batches" / part.name
+            return [*words, "--long", "--kept", str(kept)]
+        return [*words, "--seconds", f"{seconds:.1f}"]
+
+
+def record(path: Path, report: Report) -> None:
+    """The file keeps the last result of each part, and these."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_whole(path, json.dumps(recorded(before, report), indent=1) + "\n")
 
 
 @contextmanager
@@ -138,7 +156,7 @@ def main(words: list[str]) -> int:
     """Runs the laboratory; the exit code."""
     try:
         options = parse(words)
-        make_directory(options.dir, overwrite=options.overwrite)
+        make_directory(options)
     except UsageError as error:
         print(f"tools/crashlab: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -147,13 +165,19 @@ def main(words: list[str]) -> int:
         return EXIT_UNABLE
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        report = Laboratory(options).report()
+        laboratory = Laboratory(options)
+        report = laboratory.report
+        try:
+            laboratory.run()
+        except KeyboardInterrupt:
+            report.interrupted = True
+        _leave(report, options)
     except KeyboardInterrupt:
-        print(f"interrupted; what there is stays in {options.dir}", file=sys.stderr)
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    _leave(report, options)
+    if report.interrupted:
+        return EXIT_INTERRUPTED
     if report.ok:
         return 0
     return EXIT_WRONG if report.wrong else EXIT_UNABLE
@@ -172,13 +196,12 @@ def _leave(report: Report, options: argparse.Namespace) -> None:
         files["work/"] = "the stores of the parts with findings"
     else:
         remove(directory / "work")
+    if options.long and (directory / "batches").exists():
+        files["batches/"] = "what the long parts have done; --resume goes on from there"
     text = page(report, [f"{directory / name}  {what}" for name, what in files.items()])
     result = json.dumps(report.to_json(), indent=1)
     (directory / "page.txt").write_text(text, encoding="utf-8")
     (directory / "result.json").write_text(result + "\n", encoding="utf-8")
-    if options.record is not None:
-        before = json.loads(options.record.read_text()) if options.record.exists() else {}
-        options.record.write_text(json.dumps(recorded(before, report), indent=1) + "\n")
     print(result if options.json else text, flush=True)
     print(verdict(report), file=sys.stderr)
 

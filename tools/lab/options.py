@@ -16,9 +16,10 @@ from tools.lab.part import BY_NAME, PARTS
 from tools.work_directory import UsageError, make_empty
 
 EXIT_WRONG, EXIT_UNABLE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 8, 16, 130
+SEED_FILE = "seed"
 MINUTES = 5.0
 MINUTES_MIN = 0.05
-MADE = {"work", "logs", "page.txt", "result.json"}
+MADE = {"work", "logs", "page.txt", "result.json", "batches"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +35,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "that fail, power cuts, kills, crash states, any order of calls. Says what held and what "
         "could not be tried here, and why.",
         epilog="Exit codes: 0 nothing was wrong, 1 findings, 8 nothing could be tried, 16 wrong "
-        "usage, 130 interrupted. Example: tools/crashlab --minutes 5 --dir /mnt/data/crashlab. "
+        "usage, 130 interrupted. Examples: tools/crashlab --minutes 5 --dir /mnt/data/crashlab; "
+        "tools/crashlab --long --part kills --dir lab, and after it was stopped the same with "
+        "--resume. "
         "As root it mounts small file systems below DIR too; without, that part is left out.",
     )
     parser.add_argument("--minutes", type=float, metavar="N",
@@ -49,7 +52,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
                         help="keep the result there, beside the last ones of other profiles "
                         "(benchmarks/results/crashlab.json)")  # fmt: skip
     flags = {
-        "--long": "the long profile of every part, by numbers and not by time: hours",
+        "--long": "the long profile of every part, or of those named by --part, by numbers and not "
+        "by time: hours",
+        "--resume": "with --long: go on with the batches that an earlier call has left in DIR",
         "--overwrite": "remove what an earlier call left in DIR",
         "--json": "print the result as JSON instead of the page",
     }
@@ -61,6 +66,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _checked(found: argparse.Namespace) -> argparse.Namespace:
     if found.long and found.minutes is not None:
         raise UsageError("--long has numbers and no time: leave out --minutes")
+    if found.resume and not found.long:
+        raise UsageError("--resume goes with --long: a timed run begins anew")
+    if found.resume and found.seed is None:
+        found.seed = _seed_of(found.dir)
     if found.minutes is None:
         found.minutes = MINUTES
     if not found.minutes >= MINUTES_MIN:
@@ -74,6 +83,24 @@ def _checked(found: argparse.Namespace) -> argparse.Namespace:
     return found
 
 
-def make_directory(directory: Path, *, overwrite: bool) -> None:
-    """Make it, empty of what an earlier call made."""
-    make_empty(directory, "--dir", overwrite=overwrite, made=MADE, below=("work", "logs"))
+def _seed_of(directory: Path) -> int | None:
+    """Of the call that is gone on with."""
+    try:
+        return int((directory / "batches" / SEED_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def make_directory(options: argparse.Namespace) -> None:
+    """Make it, empty of what an earlier call made; what goes on from there stays."""
+    directory: Path = options.dir
+    make_empty(
+        directory,
+        "--dir",
+        overwrite=options.overwrite or options.resume,
+        made=MADE - {"batches"} if options.resume else MADE,
+        below=("work", "logs"),
+    )
+    if options.long:
+        (directory / "batches").mkdir(exist_ok=True)
+        (directory / "batches" / SEED_FILE).write_text(f"{options.seed}\n")

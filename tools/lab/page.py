@@ -36,6 +36,9 @@ def verdict(report: Report) -> str:
     """In one sentence."""
     if report.wrong:
         return f"{report.wrong} FINDINGS: the store did not hold; see below."
+    if report.interrupted:
+        parts = ", ".join(part.name for part in report.parts if part.ran) or "no part"
+        return f"INTERRUPTED: {parts} had ended, with nothing wrong in {report.tried:,} trials."
     if not report.tried:
         return "NOTHING could be tried here; see the reasons below."
     left_out = [part.name for part in report.parts if not part.ran]
@@ -82,7 +85,12 @@ def _table(parts: Sequence[PartResult]) -> list[str]:
 
 
 def _details(part: PartResult) -> list[str]:
-    return [f"{part.name}", *(f"  {line}" for line in part.outcome.detail)]
+    return [part.name, *map(_detail, part.outcome.detail)]
+
+
+def _detail(line: str) -> str:
+    """Rows of a table stay as they are."""
+    return f"  {line}" if len(line) <= _WIDTH - 2 else _paragraph(line)
 
 
 def _findings(part: PartResult) -> list[str]:

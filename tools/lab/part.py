@@ -28,6 +28,14 @@ class Lab:
     seconds: float = math.inf
     began: float = field(default_factory=time.monotonic)
     output: IO[str] = field(default_factory=lambda: sys.stdout)
+    kept: Path | None = None
+    """Of a long part: a directory that a stopped call leaves to the next one; see `batches`."""
+    commit: str = ""
+    """Of the repository: results of another are not added to these."""
+    before: int = 0
+    """Trials that count in what is told, and were not this batch's."""
+    goal: int = 0
+    """Of all batches; 0 leaves it to whoever tells."""
 
     @property
     def until(self) -> float:
@@ -39,7 +47,12 @@ class Lab:
 
     def tell(self, done: int, goal: int = 0) -> None:
         """Progress, for whoever reads this process's output; `goal` where a number is the end."""
-        print(json.dumps({"done": done, "goal": goal}), file=self.output, flush=True)
+        told = {"done": self.before + done, "goal": self.goal or goal}
+        print(json.dumps(told), file=self.output, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line for the part's log."""
+        print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +67,8 @@ class Outcome:
     """Lines for the page."""
     cannot: str = ""
     """Why the part, or some of it, could not be run here."""
+    seconds_before: float = 0.0
+    """Of the batches that an earlier call did."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -18,6 +18,24 @@ class PartResult:
     name: str
     outcome: Outcome
     seconds: float
+    """Of this call."""
+
+    @property
+    def seconds_all(self) -> float:
+        """Of earlier calls that it went on from too."""
+        return self.seconds + self.outcome.seconds_before
+
+    @property
+    def verdict(self) -> str:
+        if not self.ran:
+            return "could not be run"
+        wrong = len(self.outcome.wrong)
+        return f"{wrong} FINDINGS" if wrong else "nothing wrong"
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self.outcome)
+        del values["seconds_before"]
+        return {"verdict": self.verdict, **values, "seconds": round(self.seconds_all, 1)}
 
     @property
     def ran(self) -> bool:
@@ -40,6 +58,8 @@ class Report:
     seed: int
     parts: list[PartResult] = field(default_factory=list)
     seconds: float = 0.0
+    interrupted: bool = False
+    """Parts are missing, since somebody ended the whole."""
 
     @property
     def wrong(self) -> int:
@@ -61,10 +81,8 @@ class Report:
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "place": dict(self.place),
-            "parts": {
-                part.name: {**asdict(part.outcome), "seconds": round(part.seconds, 1)}
-                for part in self.parts
-            },
+            "interrupted": self.interrupted,
+            "parts": {part.name: part.to_json() for part in self.parts},
         }
 
 
@@ -77,6 +95,6 @@ def recorded(before: Mapping[str, Any], report: Report) -> dict[str, Any]:
     place = {name: report.place.get(name) for name in _RECORDED}
     for part in report.parts:
         if part.ran or part.name not in entry:
-            values = {**asdict(part.outcome), "seconds": round(part.seconds, 1)}
-            entry[part.name] = {**place, "profile": report.profile, "seed": report.seed, **values}
+            values = {"profile": report.profile, "seed": report.seed, **part.to_json()}
+            entry[part.name] = {**place, **values}
     return dict(sorted(found.items()))

@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--kept", type=Path)
+    parser.add_argument("--commit", default="")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, _ended)
     module = importlib.import_module(BY_NAME[chosen.name].module)
@@ -41,6 +43,8 @@ def main() -> int:
             long=chosen.long,
             seconds=chosen.seconds,
             output=results,
+            kept=chosen.kept,
+            commit=chosen.commit,
         )
         outcome = module.run(lab)
         sys.stdout = results
