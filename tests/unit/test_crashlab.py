@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.crash import syscalls
 from tests.support.damaged_store import HealthyStore
-from tools.lab import damage, machine
+from tools.lab import calls, damage, machine
 from tools.lab.batches import Batch, in_batches
 from tools.lab.job import Laboratory, main
 from tools.lab.options import EXIT_INTERRUPTED, EXIT_USAGE, UsageError, make_directory, parse
@@ -187,6 +189,19 @@ def test_a_batch_with_a_finding_is_the_last(tmp_path: Path) -> None:
         lab, "trials", 0, ["one", "two"], lambda _number, _lab: Batch(tried=1, wrong=["lost"])
     )
     assert outcome.wrong == ["one: lost"] and outcome.tried == 1 and len(data) == 1
+
+
+def test_the_long_calls_add_up_the_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_directory: Path, *, actions: list[str], **_: object) -> syscalls.Result:
+        kinds = Counter({f"{actions[0]} kill": 2, f"{actions[0]} EIO": 3})
+        return syscalls.Result(tried=kinds, missed=1, calls={actions[0]: 7})
+
+    monkeypatch.setattr(calls, "interrupt_all", interrupt)
+    lab = Lab(directory=tmp_path, seed=1, kept=tmp_path / "kept", output=io.StringIO(), long=True)
+    outcome = calls.run(lab)
+    assert outcome.tried == 25 and not outcome.wrong
+    assert "25 interruptions (EIO 15, kill 10; 5 not reached), 0 wrong" in outcome.detail
+    assert "commit 7" in outcome.detail[-1] and "recover 7" in outcome.detail[-1]
 
 
 def test_the_long_damage_flips_every_byte_that_is_no_tensors(tmp_path: Path) -> None:

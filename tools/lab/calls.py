@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from dataclasses import asdict
 
 from tests.crash.syscalls import ACTIONS, Result, interrupt_all
 from tests.support.permitted import trace_refusal
@@ -45,7 +45,9 @@ def _long(lab: Lab) -> Outcome:
         result = interrupt_all(
             place.directory, actions=[action], seed=lab.seed, progress=place.tell
         )
-        return Batch(tried=result.tried.total(), wrong=result.wrong, data=asdict(result))
+        return Batch(
+            tried=result.tried.total(), wrong=result.wrong, data=json.loads(result.to_json())
+        )
 
     outcome, data = in_batches(lab, UNIT, 0, list(ACTIONS), batch)
     together = Result(wrong=outcome.wrong)
