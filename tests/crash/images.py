@@ -12,17 +12,22 @@ SECTOR = 512
 
 
 def cuts_of(
-    killed: CrashFileSystem, count: int | None, *, subsets_max: int = 6, samples: int = 16
+    killed: CrashFileSystem,
+    count: int | None,
+    *,
+    subsets_max: int = 6,
+    samples: int = 16,
+    seed: int = 0,
 ) -> Iterator[CrashFileSystem]:
     """Disks that a power cut may leave. All that the rules of `crash_states` list where `count` is
     None; else that many, the plainest ones and others spread over the rest."""
     if count is None:
-        yield from killed.power_cuts(subsets_max=subsets_max, samples=samples)
+        yield from killed.power_cuts(subsets_max=subsets_max, samples=samples, seed=seed)
         return
     if not count:
         return
     plain = -(-count // 2)
-    images = killed.power_cuts(subsets_max=subsets_max, samples=min(count, samples))
+    images = killed.power_cuts(subsets_max=subsets_max, samples=min(count, samples), seed=seed)
     yield from islice(images, plain)
     rest = list(images)
     wanted = count - plain

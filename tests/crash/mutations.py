@@ -21,10 +21,10 @@ from tests.crash import patches
 from tests.crash.checks import caught as checks_caught
 from tests.crash.checks import render_checks
 from tests.crash.crashes import Depth, Profile
-from tests.crash.explorer import Explorer
 from tests.crash.scenarios import SCENARIOS
 from tests.crash.turns import PIN_MUTATIONS, render_pins
 from tests.crash.turns import caught as pin_caught
+from tests.crash.walk import Explorer
 from tests.crash.world import Mutate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ordering.md"

@@ -11,11 +11,12 @@ import time
 import pytest
 
 from tests.crash.crashes import DISTINCT_LONG, SHORT, STATES_LONG, Depth, Profile, deep
-from tests.crash.explorer import Explorer, explore_all
+from tests.crash.explorer import explore_all
 from tests.crash.ghost import EMPTY, NO_STORE, payload
 from tests.crash.oracle import ROOT, Violation, match
 from tests.crash.reports import distinct, table
 from tests.crash.scenarios import SCENARIOS
+from tests.crash.walk import Explorer
 from tests.crash.world import CrashFileSystem, World, read_only
 
 STATES_MIN = 20_000

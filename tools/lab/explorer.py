@@ -7,8 +7,8 @@ import os
 import random
 from functools import partial
 
-from tests.crash.crashes import Report
-from tests.crash.explorer import STATES_LONG, explore_all
+from tests.crash.crashes import STATES_LONG, Report
+from tests.crash.explorer import explore_all
 from tests.crash.reports import distinct
 from tests.crash.scenarios import SCENARIOS
 from tools.lab.part import Lab, Outcome
