@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardstore.errors import ShardStoreError
-from shardstore.format.manifest import ObjectRef
+from shardstore.format.manifest import CommitInfo, ObjectRef
 from shardstore.format.names import SNAPSHOT_SHARD
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import fsck
@@ -142,7 +142,10 @@ class _Reading:
     def commit(self, commit: Commit, ref: Ref) -> GhostCommit:
         found = self._by_id.get(commit.id)
         if found is None:
-            parts = tuple((shard, self._part(shard, ref)) for shard, _ in sorted(commit.parts))
+            whole = None if self._files is None else self._store._find(ref)
+            parts = tuple(
+                (shard, self._part(shard, ref, whole)) for shard, _ in sorted(commit.parts)
+            )
             found = GhostCommit(commit.step, str(commit.metadata["flavour"]), parts)
             self._by_id[commit.id] = found
         return found
@@ -157,10 +160,10 @@ class _Reading:
             session.read_object((SNAPSHOT_SHARD, name), info.reference, info)[0].release()
             _manifests.add(key)
 
-    def _part(self, shard: str, ref: Ref) -> Token:
-        if self._files is None:
+    def _part(self, shard: str, ref: Ref, whole: CommitInfo | None) -> Token:
+        if self._files is None or whole is None:
             return self._load(shard, ref)
-        reference = self._store._find(ref).manifest[shard, PART]
+        reference = whole.manifest[shard, PART]
         digests = b"".join(self._files(f"{ROOT}/{one.file}") for one in reference.whole)
         key = (shard, reference, digests)
         if key not in _read:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from shardstore.fs.memory import Operation
 from tests.crash.crashes import Depth, Node, Point, Profile, Report
@@ -51,6 +51,9 @@ class Explorer:
         self._part, self._parts, self._seed = part, parts, seed
         self._until = float("inf")
         self._seen: set[tuple[bytes, Ghost, Ghost | None]] = set()
+        self._reads: dict[bytes, Observed] = {}
+        self._whole: set[bytes] = set()
+        self._again: set[tuple[bytes, Ghost, Observed]] = set()
 
     def run(self) -> Report:
         began = time.perf_counter()
@@ -136,10 +139,10 @@ class Explorer:
     def _judge(self, node: Node, *, noting: bool = True) -> list[Point]:
         """Read, open, compare, open again, go on working."""
         fs = node.fs.clone()
-        seen = read_only(fs.clone())
+        seen = self._read(fs)
         if seen is not None:
             match(node.ghost, seen)
-            check_files(fs)
+            self._check_files(fs)
         elif NO_STORE not in node.ghost:
             raise Violation(f"expected {' or '.join(map(str, node.ghost))}, found no store")
         if node.killed is None and seen is not None and node.cut is not None:
@@ -152,16 +155,41 @@ class Explorer:
         self._judge_again(world, opened)
         self._scenario.work(world)
         _finish(world, points)
-        seen = read_only(fs.kill())
+        seen = self._read(fs.kill())
         if seen is None:
             raise Violation("the store is gone after the work")
         match(world.ghost, seen)
-        check_files(fs)
+        self._check_files(fs)
         return points
 
+    # A reader and fsck judge what an opening can observe, so each such image is read and checked
+    # once: works after different crashes leave the same ones again and again.
+
+    def _read(self, fs: CrashFileSystem) -> Observed | None:
+        image = fs.image_digest()
+        seen = self._reads.get(image)
+        if seen is None:
+            seen = read_only(fs.clone())
+            if seen is not None:
+                self._reads[image] = seen
+        return seen
+
+    def _check_files(self, fs: CrashFileSystem) -> None:
+        image = fs.image_digest()
+        if image not in self._whole:
+            check_files(fs)
+            self._whole.add(image)
+
     def _judge_again(self, world: World, opened: Observed) -> None:
-        """Another opening changes nothing; what can be undone is there."""
-        twin = self._world(world.fs.kill(), world.ghost)
+        """Another opening changes nothing; what can be undone is there. Where the first one left
+        what another has left, that was judged."""
+        fs = world.fs.kill()
+        key = (fs.image_digest(unsynced=True), world.ghost, opened)
+        if key not in self._again:
+            self._open_again(self._world(fs, world.ghost), opened)
+            self._again.add(key)
+
+    def _open_again(self, twin: World, opened: Observed) -> None:
         again = twin.open()
         if again != opened:
             raise Violation(f"the second opening made {again} of {opened}")
@@ -179,10 +207,17 @@ class Explorer:
         for image in cuts_of(end.killed, 1):
             yield self._cut(parent, end, image)
         chosen = self._chosen(parent, points, rule.points)
-        yield from _fairly([self._crashes(parent, each, rule) for each in chosen])
+        if rule.mixed:
+            chosen = self._draw(parent).sample(chosen, len(chosen))
+        sources = [
+            self._crashes(parent, each, rule, cut_first=rule.mixed and at % 2 == 1)
+            for at, each in enumerate(chosen)
+        ]
+        yield from _fairly(sources)
 
-    def _crashes(self, parent: Node, point: Point, rule: Depth) -> Iterator[Node]:
-        yield self._kill(parent, point, point.killed, f"kill {point}")
+    def _crashes(
+        self, parent: Node, point: Point, rule: Depth, *, cut_first: bool
+    ) -> Iterator[Node]:
         found = cuts_of(
             point.killed,
             rule.cuts,
@@ -190,8 +225,11 @@ class Explorer:
             samples=rule.samples,
             seed=self._seed,
         )
-        for image in found:
-            yield self._cut(parent, point, image)
+        cuts = (self._cut(parent, point, image) for image in found)
+        if cut_first:
+            yield from islice(cuts, 1)
+        yield self._kill(parent, point, point.killed, f"kill {point}")
+        yield from cuts
         operation = point.operation
         if operation is not None and operation.op == "pwrite" and point.after is not None:
             half = half_done(point.killed, point.after, operation)
