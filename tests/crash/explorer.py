@@ -93,7 +93,7 @@ def _reports(chosen: argparse.Namespace) -> list[Report]:
     return explore_kept(plan, chosen.keep, processes=chosen.processes, tell=_tell)
 
 
-def _tell(line: str) -> None:
+def _tell(line: str, _states: int) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

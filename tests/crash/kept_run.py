@@ -21,7 +21,8 @@ from tests.crash.crashes import Report
 from tests.crash.kept import Kept, KeptError, sources_digest
 from tests.crash.units import Plan, Unit, explore, merged
 
-Tell = Callable[[str], None]
+Tell = Callable[[str, int], None]
+"""Takes a line, and how many states there are by now."""
 _OTHER_SOURCES = 3
 
 
@@ -51,7 +52,7 @@ class _Progress:
             if kept.has(unit):
                 self._add(unit)
         if self._done:
-            tell(f"goes on: {self._counts()}")
+            tell(f"goes on: {self._counts()}", self._states)
 
     def ended(self, unit: Unit) -> None:
         self._now += self._add(unit)
@@ -59,7 +60,8 @@ class _Progress:
         minutes = round(self._left / rate / 60) if rate else 0
         self._tell(
             f"{self._counts()}, {rate:.0f} states/s, about {minutes // 60} h {minutes % 60:02} min "
-            f"left; last {unit.name}"
+            f"left; last {unit.name}",
+            self._states,
         )
 
     def _add(self, unit: Unit) -> int:

@@ -71,7 +71,9 @@ def test_a_killed_exploration_goes_on_and_reports_the_same(tmp_path: Path) -> No
 
 def test_what_is_kept_is_what_was_found(tmp_path: Path) -> None:
     told: list[str] = []
-    reports = explore_kept(PLAN, tmp_path, processes=2, tell=told.append)
+    reports = explore_kept(
+        PLAN, tmp_path, processes=2, tell=lambda line, _states: told.append(line)
+    )
     expected = merged(explore(unit) for unit in PLAN.units())
     assert _timeless(as_json(reports, 0)) == _timeless(as_json(expected, 0))
     assert [report.distinct for report in reports] == [report.distinct for report in expected]

@@ -9,8 +9,11 @@ from functools import partial
 
 from tests.crash.crashes import STATES_LONG, Report
 from tests.crash.explorer import explore_all
+from tests.crash.kept import KeptError
+from tests.crash.kept_run import explore_kept
 from tests.crash.reports import distinct
 from tests.crash.scenarios import SCENARIOS
+from tests.crash.units import planned
 from tools.lab.part import Lab, Outcome
 
 UNIT = "crash states"
@@ -42,13 +45,23 @@ def _explored(name: str, seconds: float) -> Report:
 
 
 def _long(lab: Lab) -> Outcome:
-    """So many states of each."""
-    names = list(SCENARIOS)
-    reports: list[Report] = []
-    for name in names:
-        reports += explore_all([name], states=STATES_LONG // len(names), processes=1)
-        lab.tell(sum(report.states.total() for report in reports), STATES_LONG)
-    return _outcome(reports, len(names))
+    """In units that a stopped call leaves to the next one."""
+    plan = planned(list(SCENARIOS), STATES_LONG, seed=lab.seed)
+
+    def tell(line: str, states: int) -> None:
+        lab.say(line)
+        lab.tell(states, STATES_LONG)
+
+    kept = lab.kept or lab.directory / "units"
+    processes = min(os.cpu_count() or 1, 8)
+    try:
+        reports = explore_kept(plan, kept, processes=processes, tell=tell)
+    except KeptError as error:  # of other sources, perhaps
+        return Outcome(unit=UNIT, detail=[str(error)])
+    outcome = _outcome(reports, len(SCENARIOS))
+    took = sum(report.seconds for report in reports)
+    outcome.detail.append(f"{took:,.0f} s of {processes} processes, earlier calls' units included")
+    return outcome
 
 
 def _outcome(reports: list[Report], scenarios: int) -> Outcome:
