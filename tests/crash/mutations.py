@@ -41,7 +41,8 @@ Patch = Callable[[], AbstractContextManager[object]]
 
 
 def _skip(phase: str, op: str, path: str, *, nth: int = 1, times: int | None = None) -> Mutate:
-    """Leave operations out: while creating, opening, working, or copying one store to another."""
+    """Leave operations out: while creating, opening, working, salvaging, or copying one store to
+    another."""
 
     def mutate(faulty: FaultyFileSystem, now: str) -> None:
         if now == phase:
@@ -74,6 +75,7 @@ ROLL = "at a roll: each sync"
 CREATE = "create: each sync and order"
 COMPRESS = "compress: each sync and order"
 TIERS = "clone and publish: each sync and order"
+SALVAGE = "salvage: each sync and order"
 BESIDE = "beside the table"
 
 MUTATIONS = (
@@ -369,6 +371,30 @@ MUTATIONS = (
         name="what a clone is of is not durable before anything else",
         scenario="clone",
         mutate=_skip("copy", "datasync", "/run/STORE.tmp"),
+    ),
+    Mutation(
+        rule=SALVAGE,
+        name="the segment is not synced before its rename",
+        scenario="salvage of objects",
+        mutate=_skip("salvage", "datasync", "*/wal/tmp"),
+    ),
+    Mutation(
+        rule=SALVAGE,
+        name="wal/ is not synced before files are moved",
+        scenario="salvage of objects",
+        mutate=_skip("salvage", "sync_directory", "*/wal", nth=2),
+    ),
+    Mutation(
+        rule=SALVAGE,
+        name="what goes into quarantine as a copy is not synced",
+        scenario="salvage of the log",
+        mutate=_skip("salvage", "datasync", "*/quarantine/*/tmp"),
+    ),
+    Mutation(
+        rule=SALVAGE,
+        name="STORE, written anew, is not synced",
+        scenario="salvage of the log",
+        mutate=_skip("salvage", "datasync", "*/STORE"),
     ),
 )
 
