@@ -11,7 +11,7 @@ from tools.lab.batches import Batch, in_batches
 from tools.lab.part import Lab, Outcome
 
 UNIT = "power cuts"
-LONG_CUTS, BATCHES, MOST_CUTS = 200, 5, 10_000
+LONG_CUTS, BATCHES, MOST_CUTS = 200, 10, 10_000
 
 
 def why_not() -> str:

@@ -37,7 +37,9 @@ def verdict(report: Report) -> str:
     if report.wrong:
         return f"{report.wrong} FINDINGS: the store did not hold; see below."
     if report.interrupted:
-        parts = ", ".join(part.name for part in report.parts if part.ran) or "no part"
+        parts = ", ".join(part.name for part in report.parts if part.ran)
+        if not parts:
+            return "INTERRUPTED before a part had ended."
         return f"INTERRUPTED: {parts} had ended, with nothing wrong in {report.tried:,} trials."
     if not report.tried:
         return "NOTHING could be tried here; see the reasons below."
