@@ -32,7 +32,7 @@ from shardstore.format.names import (
 from shardstore.fs.calls import close_quietly
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import make_pins
-from shardstore.quarantine import finish_pending
+from shardstore.quarantine import finish_pending, pending
 from shardstore.session import Session
 from shardstore.slots import SlotTable
 from shardstore.store_file import read_store_file, store_text
@@ -63,16 +63,18 @@ class Plan:
     power_cut: bool
     unused_slots: int
     """Files of objects that nothing needs; they are written again."""
+    aside: list[str]
+    """Files that a salvage which was cut off has still to put into quarantine."""
 
     @property
     def clean(self) -> bool:
-        return not (self.torn or self.abandoned or self.unproven or self.copied)
+        return not (self.needed or self.unproven)
 
     @property
     def needed(self) -> bool:
         """Whether a crash left something to correct. Records whose sync is not proven alone are
         not that: every orderly end leaves the last one so, and the next opening sees to it."""
-        return self.torn or bool(self.abandoned) or self.copied
+        return self.torn or bool(self.abandoned) or self.copied or bool(self.aside)
 
     def lines(self) -> list[str]:
         """The plan in words."""
@@ -88,6 +90,9 @@ class Plan:
             lines.append(f"the newest {self.unproven} records are carried over, as always")
         if self.copied:
             lines.append("this directory is a copy of another store; it gets an instance id")
+        if self.aside:
+            listed = ", ".join(self.aside)
+            lines.append(f"a salvage was cut off: into quarantine go still {listed}")
         if self.unused_slots:
             lines.append(f"{self.unused_slots} object files that nothing needs will be reused")
         return lines
@@ -152,7 +157,7 @@ def _read(
 
 def _plan(fs: FileSystem, root: str, view: LogView, *, power_cut: bool) -> Plan:
     head, needed = view.state.head, view.state.needed()
-    files = slot_files(fs, root)
+    files, aside = slot_files(fs, root), pending(fs, root, view.segment)
     return Plan(
         head_step=head.step if head else None,
         head_seq=head.seq if head else None,
@@ -162,7 +167,10 @@ def _plan(fs: FileSystem, root: str, view: LogView, *, power_cut: bool) -> Plan:
         unproven=sum(record.seq > view.segment.log_synced for record in view.records),
         copied=view.copied,
         power_cut=not view.same_boot or power_cut,
-        unused_slots=sum(slot not in needed for slot in files),
+        unused_slots=sum(
+            slot not in needed and not set(paths) <= set(aside) for slot, paths in files.items()
+        ),
+        aside=aside,
     )
 
 

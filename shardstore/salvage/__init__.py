@@ -26,7 +26,16 @@ from shardstore.format.names import (
 from shardstore.fs.protocol import FileSystem
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
-from shardstore.quarantine import COPY, SALVAGE, Aside, finish_pending, set_aside
+from shardstore.quarantine import (
+    COPY,
+    SALVAGE,
+    Aside,
+    check_place,
+    finish_pending,
+    highest_number,
+    pending,
+    set_aside,
+)
 from shardstore.recovery import (
     STORE_TEMPORARY,
     identity,
@@ -58,8 +67,7 @@ def look(fs: FileSystem, root: str, progress: Progress = quiet) -> Decision:
         if other.state is not None:
             evidence, store = other, "another store's"
     evidence.store = store
-    if not evidence.is_sound:
-        evidence.top = max(evidence.top, highest_epoch(fs, root))
+    evidence.top = max(evidence.top, highest_epoch(fs, root), highest_number(fs, root))
     decision = decide(fs, root, evidence, progress)
     if evidence.uuid is None:
         raise CorruptionError(
@@ -69,6 +77,9 @@ def look(fs: FileSystem, root: str, progress: Progress = quiet) -> Decision:
     if store not in ("", MISSING):
         why = f"{store}; written anew from what the log or the objects say"
         decision.aside.append(Aside(COPY, STORE_FILE, why))
+    decision.left = _left(fs, root)
+    if decision.aside or decision.left:
+        check_place(fs, root)
     return decision
 
 
@@ -84,8 +95,9 @@ def salvage(
     try:
         lock = take_lock(fs, root)
         try:
-            _finish(fs, root)
+            left = _left(fs, root, finish=True)
             decision = look(fs, root, progress)
+            decision.left = left
             if decision.needed and agree(decision):
                 _perform(fs, root, decision)
             return decision
@@ -122,13 +134,13 @@ def segments(fs: FileSystem, root: str) -> list[str]:
     ]
 
 
-def _finish(fs: FileSystem, root: str) -> None:
-    """What an earlier salvage left to be moved, so that its files are not looked at again."""
+def _left(fs: FileSystem, root: str, *, finish: bool = False) -> list[str]:
+    """What an earlier salvage left to be moved; moved first, its files are not looked at again."""
     try:
         newest = read_segment(fs, root, max(list_segments(fs, root), default=0))
     except (CorruptionError, FileNotFoundError):
-        return
-    finish_pending(fs, root, newest)
+        return []
+    return finish_pending(fs, root, newest) if finish else pending(fs, root, newest)
 
 
 def _perform(fs: FileSystem, root: str, decision: Decision) -> None:
@@ -151,7 +163,7 @@ def _perform(fs: FileSystem, root: str, decision: Decision) -> None:
         first_seq=decision.first_seq,
         index=evidence.newest + 1,
     ).close()
-    set_aside(fs, root, opening)
+    set_aside(fs, root, opening, evidence.uuid)
     if evidence.store == MISSING:
         name_store(fs, root)
     elif evidence.store:

@@ -41,6 +41,8 @@ class Decision:
     lost: list[str] = field(default_factory=list)
     """In words: what is gone, and what became of names."""
     aside: list[Aside] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Files that an earlier salvage, cut off, had still to set aside: done before anything else."""
 
     @property
     def needed(self) -> bool:
@@ -58,16 +60,20 @@ class Decision:
             "store": self.evidence.store or "sound",
             "lost": self.lost,
             "quarantine": [row.to_json() for row in self.aside],
+            "left": self.left,
         }
 
     def lines(self) -> list[str]:
         """The decision in words."""
+        left = [f"an earlier salvage was cut off; set aside first: {file}" for file in self.left]
         if not self.needed:
-            return ["nothing is damaged that the head, a branch or a snapshot needs"]
+            return [*left, "nothing is damaged that the head, a branch or a snapshot needs"]
         head = self.state.head
         place = "an empty store" if head is None else f"step {head.step} (seq {head.seq})"
         verb = "the head goes to" if self.is_moved else "the head stays at"
-        lines = [f"STORE is {self.evidence.store} and is written anew"] * bool(self.evidence.store)
+        lines = left + [f"STORE is {self.evidence.store} and is written anew"] * bool(
+            self.evidence.store
+        )
         lines += [*self.lost, f"{verb} {place}; every byte of it was verified"]
         if self.unproven:
             lines.append(
