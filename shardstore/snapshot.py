@@ -10,7 +10,7 @@ import json
 
 from shardstore.errors import RefNotFoundError
 from shardstore.format.digests import ZERO_DIGEST, canonical_json
-from shardstore.format.layout import ObjectLabel, TensorSpec, plan_layout
+from shardstore.format.layout import ObjectLabel, ObjectLayout, TensorSpec, plan_layout
 from shardstore.format.manifest import CommitInfo, SnapshotInfo, is_archived, write_id
 from shardstore.format.names import SNAPSHOT_SHARD, check_ref_name
 from shardstore.ref_records import check_free, publish
@@ -98,24 +98,36 @@ def delete(session: Session, name: str) -> None:
 
 def write_manifest(session: Session, name: str, commit: CommitInfo) -> StagedObject:
     """Stage the object that holds a snapshot's commit."""
-    content = canonical_json(commit.to_json())
-    key = (SNAPSHOT_SHARD, name)
-    layout = plan_layout([TensorSpec(name=_TENSOR, dtype="U8", shape=(len(content),))], *key)
-
-    def label(write: tuple[int, int]) -> ObjectLabel:
-        return ObjectLabel(
-            store=session.uuid,
-            shard=key[0],
-            part=key[1],
-            step=commit.step,
-            txn=commit.txn,
-            write=write_id(*write),
-            expect=ZERO_DIGEST,
-            parent=commit.chain,
-        )
-
+    layout, content = manifest_layout(name, commit)
     buffer = session.cache.acquire(layout.total_bytes)
     entry = layout.tensors[0]
     buffer.view[:] = bytes(layout.total_bytes)
     buffer.view[entry.begin : entry.end] = content
-    return session.staging.donate(key, layout, buffer, label, None)
+    return session.staging.donate(
+        (SNAPSHOT_SHARD, name),
+        layout,
+        buffer,
+        lambda write: manifest_label(session.uuid, name, commit, write),
+        None,
+    )
+
+
+def manifest_layout(name: str, commit: CommitInfo) -> tuple[ObjectLayout, bytes]:
+    """Of a snapshot's manifest object, and the bytes of its only tensor."""
+    content = canonical_json(commit.to_json())
+    spec = TensorSpec(name=_TENSOR, dtype="U8", shape=(len(content),))
+    return plan_layout([spec], SNAPSHOT_SHARD, name), content
+
+
+def manifest_label(uuid: str, name: str, commit: CommitInfo, write: tuple[int, int]) -> ObjectLabel:
+    """Who a snapshot's manifest object is."""
+    return ObjectLabel(
+        store=uuid,
+        shard=SNAPSHOT_SHARD,
+        part=name,
+        step=commit.step,
+        txn=commit.txn,
+        write=write_id(*write),
+        expect=ZERO_DIGEST,
+        parent=commit.chain,
+    )

@@ -48,6 +48,7 @@ from shardstore.recovery import (
 from shardstore.salvage.choice import Decision, decide
 from shardstore.salvage.evidence import read_evidence
 from shardstore.salvage.objects_alone import highest_epoch
+from shardstore.salvage.renewal import write_renewed
 from shardstore.salvage.verify import Progress, quiet
 from shardstore.store_file import read_store_file, store_text
 from shardstore.wal.reader import list_segments, read_segment
@@ -151,6 +152,7 @@ def _perform(fs: FileSystem, root: str, decision: Decision) -> None:
     if evidence.store == MISSING:
         store = f"{root}/{STORE_TEMPORARY}"
         write_synced(fs, store, store_text(evidence.uuid))
+    write_renewed(fs, root, decision.renewed)
     _make_durable(fs, root, decision)
     opening = _opening(fs, store, decision)
     make_segment(

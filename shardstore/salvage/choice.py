@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardstore.errors import CorruptionError
-from shardstore.format.manifest import CommitInfo, UndoEntry
-from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
+from shardstore.format.manifest import CommitInfo, ObjectRef, SnapshotInfo, UndoEntry
+from shardstore.format.names import OBJECTS_DIRECTORY, RAW, slot_file, slot_of
 from shardstore.fs.protocol import FileSystem
 from shardstore.quarantine import MOVE, Aside
 from shardstore.salvage.evidence import Evidence, newest_first
 from shardstore.salvage.objects_alone import state_of_objects
+from shardstore.salvage.renewal import Renewed, renew
 from shardstore.salvage.verify import Progress, Verdicts, verify
 from shardstore.wal.state import State
 
@@ -41,6 +42,8 @@ class Decision:
     lost: list[str] = field(default_factory=list)
     """In words: what is gone, and what became of names."""
     aside: list[Aside] = field(default_factory=list)
+    renewed: list[Renewed] = field(default_factory=list)
+    """Snapshots whose manifest objects are written anew."""
     left: list[str] = field(default_factory=list)
     """Files that an earlier salvage, cut off, had still to set aside: done before anything else."""
 
@@ -139,8 +142,10 @@ class _Chooser:
         self._verdicts = verdicts
         self._proven = proven
         self._lost = [*evidence.lost]
-        self._next = max(evidence.top, old.seq, *old.commits, 0) + 1
+        epochs = [ref.epoch for ref in verdicts.references]
+        self._next = max(evidence.top, old.seq, *old.commits, *epochs, 0) + 1
         """The next number that was never used: of new lines, then of the opening record."""
+        self._renewed: list[Renewed] = []
         self._new = State(
             current=old.current,
             lines=dict(old.lines),
@@ -166,6 +171,7 @@ class _Chooser:
             is_moved=not self._proven or new.head != _head(old),
             lost=self._lost,
             aside=aside,
+            renewed=self._renewed,
         )
 
     # ------------------------------------------------------------------ refs
@@ -220,9 +226,30 @@ class _Chooser:
         for name, info in sorted(self._old.snapshots.items()):
             if info in self._verdicts.snapshots:
                 self._new.snapshots[name] = info
+                continue
+            why = self._verdicts.spoilt.get(info, "its manifest object is damaged")
+            if info in self._verdicts.renewable:
+                self._new.snapshots[name] = self._renew(info)
+                self._lost.append(
+                    f"snapshot {name!r} (step {info.step}) gets a new manifest object, made from "
+                    f"the log, which has the step whole: {why}"
+                )
             else:
-                why = self._verdicts.spoilt.get(info, "its manifest object is damaged")
                 self._lost.append(f"snapshot {name!r} (step {info.step}) is not whole: {why}")
+
+    def _renew(self, info: SnapshotInfo) -> SnapshotInfo:
+        """In a slot that no file has and nothing needs; after the branches were chosen, when the
+        number of the opening record stands."""
+        uuid, count = self._evidence.uuid, len(self._renewed)
+        assert uuid is not None
+        commit = self._verdicts.renewable[info]
+        slots = [place[0] for name in self._files() if (place := slot_of(name)) is not None]
+        slot = max([-1, *slots, *self._old.needed()]) + 1 + count
+        write = ObjectRef(slot, self._next, count, 0, "", "", RAW)
+        renewed = renew(uuid, info, commit, write)
+        self._renewed.append(renewed)
+        self._verdicts.snapshots[renewed.info] = commit
+        return renewed.info
 
     def _still_stands(self, entry: UndoEntry) -> bool:
         """Whether undoing would still lead to something whole."""
@@ -252,13 +279,9 @@ class _Chooser:
 
     def _objects_aside(self) -> Iterable[Aside]:
         """Files that the new state does not need, but may hold something all the same."""
-        needed, verdicts = self._new.needed(), self._verdicts
+        needed, verdicts, known = self._new.needed(), self._verdicts, self._old.needed()
         damage = {reference.file: finding for (_, reference), finding in verdicts.damage.items()}
-        try:
-            names = self._fs.list_directory(f"{self._root}/{OBJECTS_DIRECTORY}")
-        except FileNotFoundError:
-            return
-        for name in names:
+        for name in self._files():
             place = slot_of(name)
             if place is None or place[0] in needed:
                 continue
@@ -269,6 +292,14 @@ class _Chooser:
                 yield Aside(MOVE, file, "whole, but only what was lost needs it")
             elif not self._evidence.is_sound:
                 yield Aside(MOVE, file, "a lost record may have needed it")
+            elif place[0] in known:
+                yield Aside(MOVE, file, "only what was lost needs it; not verified")
+
+    def _files(self) -> list[str]:
+        try:
+            return self._fs.list_directory(f"{self._root}/{OBJECTS_DIRECTORY}")
+        except FileNotFoundError:
+            return []
 
 
 def _head(state: State) -> CommitInfo | None:

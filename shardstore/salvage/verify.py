@@ -2,6 +2,7 @@
 
 Contract: reads only. A commit is whole if each of its objects, and their bases, agree with the
 digests in its manifest; a snapshot if its manifest object is whole too and is that of its commit.
+Where that is not so, but the log has the same commit whole, the snapshot can be renewed.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ class Verdicts:
     """Whole ones, deleted ones that can be undone among them, and what they stand for."""
     spoilt: dict[SnapshotInfo, str] = field(default_factory=dict)
     """What is wrong with those that are not, as far as their manifest can be read."""
+    renewable: dict[SnapshotInfo, CommitInfo] = field(default_factory=dict)
+    """Those that are not, whose commit is whole as the log has it."""
     damage: dict[Key, Finding] = field(default_factory=dict)
     """The first thing that is wrong with each object."""
     files: dict[str, Wanted] = field(default_factory=dict)
     """Everything that the state needs, by file."""
+    references: list[ObjectRef] = field(default_factory=list)
+    """The same, of every object."""
 
     def first_damage(self, commit: CommitInfo) -> Finding | None:
         return next((self.damage[key] for key in commit.objects() if key in self.damage), None)
@@ -56,7 +61,9 @@ def verify(
 ) -> Verdicts:
     """Read all that the state needs."""
     wanted = wanted_objects(fs, root, state).objects
-    verdicts = Verdicts(files={w.reference.file: w for w in wanted})
+    verdicts = Verdicts(
+        files={w.reference.file: w for w in wanted}, references=[w.reference for w in wanted]
+    )
     rules = Rules(uuid=uuid, deep=True)
     with progress("objects", sum(w.reference.size for w in wanted)) as advance:
         for one, finding in check_objects(fs, root, wanted, rules, advance):
@@ -74,7 +81,17 @@ def verify(
         else:
             verdicts.snapshots[info] = commit
             verdicts.commits.setdefault(commit.seq, commit)
+    for info in state.snapshots.values():
+        inline = _inline(state, info)
+        if info not in verdicts.snapshots and inline is not None and verdicts.is_whole(inline):
+            verdicts.renewable[info] = inline
     return verdicts
+
+
+def _inline(state: State, info: SnapshotInfo) -> CommitInfo | None:
+    """The snapshot's commit as it stands in the log, if it does."""
+    commit = state.commits.get(info.seq)
+    return None if commit is None or commit.chain != info.chain else commit
 
 
 def _held(fs: FileSystem, root: str, state: State) -> Iterator[tuple[SnapshotInfo, CommitInfo]]:

@@ -182,6 +182,9 @@ CHECKS = (
     _of("salvage: a manifest is that of its commit", "salvage/verify.py", "verify",
         "(commit.seq, commit.chain) != (info.seq, info.chain)",
         f"{_FORGED}a_salvage_does_not_take_a_manifest_of_another_commit"),
+    _of("salvage: a new manifest is of the snapshot's commit", "salvage/verify.py", "_inline",
+        "commit.chain != info.chain",
+        f"{UNIT}/test_salvage_snapshots.py::test_another_commit_of_the_same_number_is_not_taken"),
 )  # fmt: skip
 
 NO_CHECKS = {

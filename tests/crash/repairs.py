@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from shardstore.errors import CorruptionError, ShardStoreError
+from shardstore.format.frames import BLOCK
 from shardstore.format.names import RAW, segment_file
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.protocol import FileSystem
@@ -40,7 +41,8 @@ def _after_first() -> GhostState:
 
 
 class SalvageWorld(World):
-    """Objects are damaged: of the head, which goes back a step, and of one snapshot of two."""
+    """Objects are damaged: of the head, which goes back a step, of one snapshot of two, and the
+    manifest of the other, whose step the log has whole."""
 
     after: ClassVar[GhostState] = replace(
         _after_first().committed(2, "", ("a", "b"), ()).named("s2").deleted("s1"),
@@ -57,7 +59,9 @@ class SalvageWorld(World):
         maker.commit("a", "b")
         maker.snapshot("s2")
         maker.commit("a", "b", flavour=LOST)
-        return [_object_of(maker.fs, ref) for ref in (Ref.head, Ref.name("s1"))]
+        manifest = maker.store._session.state.snapshots["s2"].reference.file
+        places = [_object_of(maker.fs, ref) for ref in (Ref.head, Ref.name("s1"))]
+        return [*places, f"{ROOT}/{manifest}@{BLOCK + 20}"]
 
     def prepare(self) -> None:
         """Make the store, damage it, and note what there is; all of it is durable."""
