@@ -392,6 +392,18 @@ MUTATIONS = (
     ),
     Mutation(
         rule=SALVAGE,
+        name="the new directory in quarantine/ is not synced before STORE is written anew",
+        scenario="salvage of the log",
+        mutate=_skip("salvage", "sync_directory", "*/quarantine/*"),
+    ),
+    Mutation(
+        rule=SALVAGE,
+        name="a snapshot's new manifest object is not synced",
+        scenario="salvage of objects",
+        mutate=_skip("salvage", "datasync", "*/objects/*"),
+    ),
+    Mutation(
+        rule=SALVAGE,
         name="STORE, written anew, is not synced",
         scenario="salvage of the log",
         mutate=_skip("salvage", "datasync", "*/STORE"),
@@ -407,6 +419,10 @@ NOT_YET = (
     (
         "compress: sync of wal/ after the unlink",
         "without it both forms may be there after a power cut, and the plain one counts",
+    ),
+    (
+        "salvage: sync of objects/ before its record",
+        "a new manifest object that a power cut takes is made again by the next salvage",
     ),
 )
 
