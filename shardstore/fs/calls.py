@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import posixpath
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -13,6 +15,16 @@ from shardstore.fs.protocol import FileSystem
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The disk, the user's share of it, or what one file may take is used up."""
+NOT_REGULAR = errno.ENXIO
+"""How an opening says that no regular file is there: as the kernel does of sockets."""
+LOST = frozenset(
+    {
+        *(errno.EIO, getattr(errno, "EUCLEAN", errno.EIO), errno.EBADMSG),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, NOT_REGULAR),
+    }
+)
+"""Errors of looking at a file that say something of the disk: it has damaged or lost what was
+there, or another thing stands there. All others are refusals of the system, which prove nothing."""
 
 
 class Closable(Protocol):
@@ -28,6 +40,24 @@ def named(path: str) -> Iterator[None]:
         if failure.filename is None:
             failure.filename = path
         raise
+
+
+def is_loss(error: OSError) -> bool:
+    """Whether the disk has damaged or lost what was looked at; else it is the system that refuses:
+    permission, descriptors, memory, an interrupt. Whoever judges files asks this, and lets a
+    refusal pass on as what it is."""
+    return error.errno in LOST
+
+
+def refuse_irregular(path: str) -> None:
+    """Before the opening of a file that exists: to open a pipe may take for ever. All else that is
+    wrong the opening itself says."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(NOT_REGULAR, "not a regular file", path)
 
 
 def close_quietly(file: Closable) -> None:

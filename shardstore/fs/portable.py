@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from typing import Any
 
-from shardstore.fs.calls import named
+from shardstore.fs.calls import named, refuse_irregular
 from shardstore.fs.portable_locks import (
     HeldLock,
     is_taken,
@@ -49,6 +49,7 @@ else:
     _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 MODES: dict[OpenMode, str] = {"read": "rb", "write": "r+b", "create": "x+b", "replace": "w+b"}
+EXISTING: frozenset[OpenMode] = frozenset({"read", "write"})
 NO_LINKS = frozenset(
     {
         *(errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EPERM),
@@ -88,6 +89,8 @@ class PortableFile:
         self.path = path
         self.direct = False
         self._writable = mode != "read"
+        if mode in EXISTING:
+            refuse_irregular(path)
         self._file = FileIO(path, MODES[mode])
         self._place = threading.Lock()
         """Held from setting the file's position to the end of the transfer there."""
@@ -140,6 +143,7 @@ class UnpinnedFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        refuse_irregular(path)
         self._file = FileIO(path, "rb")
 
     def pin(self, slots: Iterable[int]) -> bool:
@@ -233,6 +237,7 @@ class PortableFileSystem:
         return UnpinnedFile(path)
 
     def lock_holder(self, path: str) -> str | None:
+        refuse_irregular(path)
         try:
             file = FileIO(path, "rb")
         except FileNotFoundError:

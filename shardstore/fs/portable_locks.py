@@ -18,7 +18,7 @@ from importlib import import_module
 from io import FileIO
 from typing import Any
 
-from shardstore.fs.calls import named
+from shardstore.fs.calls import named, refuse_irregular
 
 HOLDER_BYTES_MAX = 4096
 LOCKED_BYTE = 1 << 30
@@ -38,6 +38,7 @@ _msvcrt: Any = _if_there("msvcrt")
 
 def open_lock_file(path: str) -> FileIO:
     """The file, made where it is missing, and never emptied: a holder's name may stand in it."""
+    refuse_irregular(path)
     return FileIO(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
 
 

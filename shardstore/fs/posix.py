@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 
-from shardstore.fs.calls import named
-from shardstore.fs.portable import MODES, PortableFileSystem, full_sync
+from shardstore.fs.calls import named, refuse_irregular
+from shardstore.fs.portable import EXISTING, MODES, PortableFileSystem, full_sync
 from shardstore.fs.portable_locks import (
     HeldLock,
     open_lock_file,
@@ -48,6 +48,8 @@ class PosixFile:
     def __init__(self, path: str, mode: OpenMode, *, direct: bool) -> None:
         self.path = path
         self.direct = False
+        if mode in EXISTING:
+            refuse_irregular(path)
         self._file = FileIO(path, MODES[mode])
         self._descriptor = self._file.fileno()
         if direct:
@@ -204,6 +206,7 @@ class PosixFileSystem(PortableFileSystem):
         return PosixPinFile(path)
 
     def lock_holder(self, path: str) -> str | None:
+        refuse_irregular(path)
         try:
             file = FileIO(path, "rb")
         except FileNotFoundError:

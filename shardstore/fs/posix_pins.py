@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import FileIO
 
-from shardstore.fs.calls import named
+from shardstore.fs.calls import named, refuse_irregular
 from shardstore.fs.pin_runs import runs
 
 _SETLK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
@@ -46,6 +46,7 @@ class PosixPinFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._usable = _SETLK is not None and _GETLK is not None
+        refuse_irregular(path)
         self._file = FileIO(path, "rb")
         self._descriptor = self._file.fileno()
         _open_files.add(self)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from shardstore.fs import portable, posix
+from shardstore.fs.calls import is_loss
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.portable import PortableFileSystem
@@ -181,6 +182,35 @@ def test_opening_a_directory_is_refused(place: Place) -> None:
     for mode in ("read", "write", "replace"):
         with pytest.raises(IsADirectoryError):
             place.fs.open(place.root, mode)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(real: Place) -> None:
+    """A pipe that nobody writes to would keep whoever opens it waiting for ever."""
+    pipe, link, loop = real.path("pipe"), real.path("link"), real.path("loop")
+    os.mkfifo(pipe)
+    os.symlink("pipe", link)
+    os.symlink("loop", loop)
+    for path in (pipe, link, "/dev/null"):
+        for mode in ("read", "write"):
+            with pytest.raises(OSError, match="not a regular file") as refused:
+                real.fs.open(path, mode)
+            assert is_loss(refused.value) and refused.value.filename == path
+        for ask in (real.fs.open_pins, real.fs.lock_holder, lambda p: real.fs.lock(p, "me")):
+            with pytest.raises(OSError, match="not a regular file"):
+                ask(path)
+    with pytest.raises(OSError) as endless:
+        real.fs.open(loop, "read")
+    assert endless.value.errno == errno.ELOOP and is_loss(endless.value)
+    data = real.put("data", b"abc")
+    os.symlink(data, real.path("other"))
+    assert real.get("other") == b"abc"
+
+
+def test_only_what_the_disk_lost_counts_as_loss() -> None:
+    lost = ("EIO", "EUCLEAN", "EBADMSG", "ENOENT", "ENOTDIR", "EISDIR", "ELOOP", "ENXIO")
+    for name, code in vars(errno).items():
+        if name.startswith("E") and os.strerror(code) != os.strerror(0):
+            assert is_loss(OSError(code, "")) == (name in lost), name
 
 
 def test_opening_below_what_is_missing_or_no_directory_is_refused(place: Place) -> None:
