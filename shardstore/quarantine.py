@@ -24,7 +24,7 @@ from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
 )
-from shardstore.fs.calls import close_quietly
+from shardstore.fs.calls import close_quietly, is_loss
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.store_file import store_text
 from shardstore.wal.reader import Segment, read_bytes
@@ -33,6 +33,7 @@ SALVAGE = "salvage"
 """The reason of an opening record by which a salvage took over."""
 MOVE, COPY = "move", "copy"
 REASON_FILE = "REASON"
+NOT_COPIED = "not-copied"
 _TEMPORARY = "tmp"
 _NUMBER_DIGITS = 16
 _PIECE_BYTES = 1024 * 1024
@@ -90,11 +91,14 @@ def pending(fs: FileSystem, root: str, newest: Segment) -> list[str]:
         for above in ("", f"{OBJECTS_DIRECTORY}/", f"{WAL_DIRECTORY}/")
         for name in _names(fs, f"{root}/{above}".rstrip("/"))
     }
-    return [
-        row.file
-        for row in _rows(last)
-        if row.file in there and not (row.how == COPY and row.name in aside)
-    ]
+    return [row.file for row in _rows(last) if row.file in there and not _is_done(row, aside)]
+
+
+def _is_done(row: Aside, aside: list[str]) -> bool:
+    """Of a file that stays where it is, or stands there anew."""
+    if row.how == MOVE and row.file != STORE_FILE:
+        return False
+    return row.name in aside or f"{row.name}.{NOT_COPIED}" in aside
 
 
 def finish_pending(fs: FileSystem, root: str, newest: Segment) -> list[str]:
@@ -123,13 +127,10 @@ def set_aside(fs: FileSystem, root: str, opening: Mapping[str, Any], uuid: str) 
         fs.sync_directory(above)
     _put(fs, directory, REASON_FILE, _reasons(opening, rows))
     for row in rows:
-        if row.how == MOVE:
+        if row.how == COPY:
+            _copy(fs, root, directory, row, uuid)
+        elif row.file != STORE_FILE or _is_lost(fs, f"{root}/{STORE_FILE}"):
             _move(fs, f"{root}/{row.file}", directory, row.name)
-            continue
-        with suppress(FileNotFoundError):
-            content = read_bytes(fs, f"{root}/{row.file}")
-            if content != store_text(uuid):  # else it was copied, and written anew since
-                _put(fs, directory, row.name, content)
     for path in (directory, f"{root}/{OBJECTS_DIRECTORY}", f"{root}/{WAL_DIRECTORY}"):
         fs.sync_directory(path)
 
@@ -178,6 +179,17 @@ def _targets(name: str) -> Iterator[str]:
     yield from (f"{name}.{number}" for number in count(1))
 
 
+def _is_lost(fs: FileSystem, path: str) -> bool:
+    """Whether the file still cannot be read: STORE stands there anew once it was set aside."""
+    try:
+        read_bytes(fs, path)
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        return True
+    return False
+
+
 def _move(fs: FileSystem, source: str, directory: str, name: str) -> None:
     """Rename; a power cut may have left the file where it was, or under both names."""
     for target in _targets(name):
@@ -192,6 +204,22 @@ def _move(fs: FileSystem, source: str, directory: str, name: str) -> None:
         except FileNotFoundError:
             pass  # moved before
         return
+
+
+def _copy(fs: FileSystem, root: str, directory: str, row: Aside, uuid: str) -> None:
+    """Put a copy there, or, where the disk does not give out the bytes any more, a note of that."""
+    try:
+        name, content = row.name, read_bytes(fs, f"{root}/{row.file}")
+        if content == store_text(uuid):  # it was copied, and written anew since
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        text = f"{row.file} could not be copied: {error.strerror}\n"
+        name, content = f"{row.name}.{NOT_COPIED}", text.encode()
+    _put(fs, directory, name, content)
 
 
 def _put(fs: FileSystem, directory: str, name: str, content: bytes) -> None:

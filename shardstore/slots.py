@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import Pins
 
@@ -43,7 +44,7 @@ class SlotTable:
             if place is None:
                 continue
             slot, storage_format = place
-            self._kinds[slot] = (storage_format, fs.stat(f"{root}/{slot_file(*place)}").size)
+            self._kinds[slot] = (storage_format, _size(fs, f"{root}/{slot_file(*place)}"))
             if slot not in needed:
                 self._pool(slot)
         self._next = 1 + max([-1, *self._kinds, *needed])
@@ -162,3 +163,13 @@ class SlotTable:
             return
         self._pooled.add(slot)
         heapq.heappush(self._free.setdefault(self._kinds[slot], []), slot)
+
+
+def _size(fs: FileSystem, path: str) -> int:
+    """Of a file in a slot's place; of what is none, a size that no object has."""
+    try:
+        return fs.stat(path).size
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        return -1

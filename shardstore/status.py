@@ -19,15 +19,17 @@ from typing import Any, Literal
 from shardstore.errors import CorruptionError, StorageError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Publication
 from shardstore.format.names import OBJECTS_DIRECTORY, slot_file, slot_of
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck import Finding, fsck
+from shardstore.fsck.entries import check_entries, check_own_files
 from shardstore.fsck.findings import LOG_ADVICE, from_error
 from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import Wants, wanted_objects
 from shardstore.locking import holder_of
 from shardstore.recovery import Plan, plan
-from shardstore.store_file import read_store_file
+from shardstore.store_file import examine_store_file
 from shardstore.wal.reader import LogView, fold, read_log
 from shardstore.wal.state import State
 from shardstore.wear import Wear, commits_per_day
@@ -154,11 +156,21 @@ def read_status(fs: FileSystem, root: str) -> Status:
 def _uuid(fs: FileSystem, root: str, status: Status) -> str:
     """What STORE says; what does not depend on it is told first."""
     try:
-        status.writer = holder_of(fs, root)
         status.in_memory = fs.in_memory(root)
+        status.writer = _holder(fs, root)
     except (FileNotFoundError, NotADirectoryError):
         pass  # no store, which reading STORE puts into words
-    return read_store_file(fs, root)
+    return examine_store_file(fs, root)
+
+
+def _holder(fs: FileSystem, root: str) -> dict[str, Any] | None:
+    """None too where LOCK is no file that can be held; `check_own_files` says so."""
+    try:
+        return holder_of(fs, root)
+    except OSError as error:
+        if not is_loss(error) or isinstance(error, NotADirectoryError):
+            raise
+        return None
 
 
 def _look(fs: FileSystem, root: str, status: Status) -> None:
@@ -169,6 +181,8 @@ def _look(fs: FileSystem, root: str, status: Status) -> None:
     wants = wanted_objects(fs, root, view.state)
     status.pinned = None if pins is None else who_pins(pins, view, wants.objects)
     status.findings = _damaged_objects(fs, root, status.uuid, view, wants)
+    entries = [*check_entries(fs, root, view.state.needed()), *check_own_files(fs, root)]
+    status.findings += [finding for finding in entries if finding.is_damage]
     _tell(root, status, view)
 
 
@@ -243,8 +257,10 @@ def _space(fs: FileSystem, root: str, view: LogView) -> Space:
         slot = place[0]
         try:
             size = fs.stat(f"{root}/{slot_file(*place)}").size
-        except FileNotFoundError:  # removed meanwhile by a writer that opens the store
-            continue
+        except OSError as error:
+            if not is_loss(error):
+                raise
+            continue  # removed meanwhile by a writer that opens the store, or no file at all
         if slot in needed:
             needed_bytes += size
         else:

@@ -2,6 +2,7 @@
 
 Contract: `read_store_file` is what everything that looks at a store calls first. Its error tells
 apart what is no store, what is one of another version, which is not touched, and damage.
+`examine_store_file` is for whoever looks for damage: a file that the disk lost is damaged to it.
 Neighbours: `recovery` writes the file last when it creates a store, `salvage` writes it anew.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from shardstore.errors import CorruptionError, NotAStoreError, StorageError, VersionError
 from shardstore.format.digests import digest
 from shardstore.format.names import FORMAT_VERSION, STORE_FILE
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import read_bytes
 
@@ -18,6 +20,22 @@ def store_text(uuid: str) -> bytes:
     """The content of STORE."""
     body = f"shardstore\nversion {FORMAT_VERSION}\nuuid {uuid}\n".encode("ascii")
     return body + f"digest {digest(body)}\n".encode("ascii")
+
+
+class UnreadableStoreFileError(CorruptionError):
+    """The disk does not give out STORE, or something else stands in its place."""
+
+
+def examine_store_file(fs: FileSystem, root: str) -> str:
+    """As `read_store_file`, but UnreadableStoreFileError where that has the disk to blame."""
+    try:
+        return read_store_file(fs, root)
+    except StorageError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or not is_loss(cause):
+            raise
+        what = f"cannot be read: {cause.strerror}"
+        raise UnreadableStoreFileError(what, file=f"{root}/{STORE_FILE}") from cause
 
 
 def read_store_file(fs: FileSystem, root: str) -> str:

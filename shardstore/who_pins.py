@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shardstore.format.manifest import CommitInfo, ObjectRef
 from shardstore.format.names import PINS_FILE
-from shardstore.fs.calls import close_quietly
+from shardstore.fs.calls import close_quietly, is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Wanted
 from shardstore.recovery import slot_files
@@ -61,8 +61,9 @@ def pinned_sizes(fs: FileSystem, root: str) -> Sizes | None:
     for slot in slots:
         try:
             sizes[slot] = sum(fs.stat(f"{root}/{path}").size for path in files[slot])
-        except FileNotFoundError:  # let go and removed meanwhile
-            continue
+        except OSError as error:  # let go and removed meanwhile, or nothing that has a size
+            if not is_loss(error):
+                raise
     return sizes
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from shardstore.errors import CorruptionError
 from shardstore.format.digests import canonical_json, digest
 from shardstore.format.names import CATALOG_DIRECTORY, FORMAT_VERSION, WAL_DIRECTORY
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.reader import LogView, read_bytes
 
@@ -105,7 +106,9 @@ def _mark_names(fs: FileSystem, root: str) -> list[str]:
     """File names, newest first."""
     try:
         names = fs.list_directory(f"{root}/{CATALOG_DIRECTORY}")
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if not is_loss(error):
+            raise
         return []
     return sorted((name for name in names if _MARK.match(name)), reverse=True)
 
@@ -113,7 +116,9 @@ def _mark_names(fs: FileSystem, root: str) -> list[str]:
 def _read(fs: FileSystem, path: str) -> Mark | None:
     try:
         text = read_bytes(fs, path)
-    except OSError:
+    except OSError as error:
+        if not is_loss(error):
+            raise
         return None
     body = text[: text.find(b"\n") + 1]
     if text != body + digest(body).encode("ascii") + b"\n":

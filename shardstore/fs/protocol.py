@@ -94,9 +94,10 @@ class FileSystem(Protocol):
     """Whether it pays to have several transfers in flight."""
 
     def open(self, path: str, mode: OpenMode, *, direct: bool = False) -> File:
-        """Open a regular file; for anything else in the place of an existing one the error is one of
-        `calls.LOST`, and nobody at the other end of a pipe is waited for. With `direct` the page cache is bypassed where that is possible; the returned
-        file's `direct` says whether it is. A refusal is found out by trying."""
+        """Open a regular file. Anything else in the place of an existing one is refused with one of
+        `calls.LOST`, without waiting for the other end of a pipe. With `direct` the page cache is
+        bypassed where that is possible; the returned file's `direct` says whether it is. A refusal
+        is found out by trying."""
 
     def stat(self, path: str) -> FileStat:
         """Raises FileNotFoundError where nothing is."""

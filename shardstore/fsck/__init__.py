@@ -6,7 +6,8 @@ that the next opening for writing sorts out is a note, not damage. A writer may 
 meanwhile: what is checked is pinned, and objects that it had freed before that are left out.
 
 Neighbours: `scan` reads a segment past its damage, `log_check` the log, `catalog_check` the
-catalog, `object_check` the objects. `recovery` repairs; nothing here does.
+catalog, `object_check` the objects, `entries` the rest of the directory. `recovery` repairs;
+nothing here does.
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from shardstore.catalog import find_mark
 from shardstore.errors import CorruptionError, StorageError
 from shardstore.format.names import (
     OBJECTS_DIRECTORY,
-    QUARANTINE_DIRECTORY,
     STORE_FILE,
     WAL_DIRECTORY,
-    slot_of,
 )
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.catalog_check import check_catalog
-from shardstore.fsck.findings import Finding, Wanted, damage, from_error, note, unreadable
+from shardstore.fsck.entries import check_entries, check_own_files
+from shardstore.fsck.findings import Finding, Wanted, damage, from_error, note
 from shardstore.fsck.log_check import LogCheck, check_log
 from shardstore.fsck.object_base import Rules
 from shardstore.fsck.object_check import check_objects
 from shardstore.fsck.wanted import wanted_objects
 from shardstore.pins import Pins
-from shardstore.store_file import read_store_file
+from shardstore.store_file import examine_store_file
 from shardstore.wal.reader import read_log
 
 __all__ = ["Finding", "Report", "fsck"]
@@ -69,11 +69,11 @@ def fsck(
     fs: FileSystem, root: str, *, deep: bool = False, progress: Progress | None = None
 ) -> Report:
     """Check the store at `root`. Raises NotAStoreError, VersionError, or StorageError where
-    not even the log can be listed; all else is in the report."""
+    the system refuses to look; all else is in the report."""
     report = Report(path=root, deep=deep)
     uuid: str | None = None
     try:
-        uuid = read_store_file(fs, root)
+        uuid = examine_store_file(fs, root)
     except CorruptionError as error:
         report.findings.append(from_error(error, advice="restore STORE from a copy of the store"))
     pins = Pins(fs, root)
@@ -91,8 +91,8 @@ def fsck(
         if log.state is not None:
             pins.hold(log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)
-            _note_unneeded(fs, root, log.state.needed(), report)
-        _note_quarantine(fs, root, report)
+            report.findings += check_entries(fs, root, log.state.needed())
+        report.findings += check_own_files(fs, root)
     except OSError as error:
         raise StorageError(
             f"checking store {root} failed on {error.filename or root}: {error.strerror}",
@@ -159,35 +159,6 @@ def _that_still_count(
     left_out = len(findings) - len(counting)
     live = f"the store is live; {left_out} findings about objects freed meanwhile are left out"
     return [*counting, note(live, f"{root}/{WAL_DIRECTORY}")]
-
-
-def _note_unneeded(fs: FileSystem, root: str, needed: set[int], report: Report) -> None:
-    directory = f"{root}/{OBJECTS_DIRECTORY}"
-    count, size = 0, 0
-    try:
-        names = fs.list_directory(directory)
-    except FileNotFoundError as error:
-        report.findings.append(unreadable(directory, error))
-        return
-    for name in names:
-        place = slot_of(name)
-        if place is None:
-            report.findings.append(note("not a file of the store", f"{directory}/{name}"))
-        elif place[0] not in needed:
-            count, size = count + 1, size + fs.stat(f"{directory}/{name}").size
-    if count:
-        what = f"{count} object files ({size} bytes) that nothing needs; they are written again"
-        report.findings.append(note(what, directory))
-
-
-def _note_quarantine(fs: FileSystem, root: str, report: Report) -> None:
-    """What salvages have set aside is nobody's but the user's."""
-    directory = f"{root}/{QUARANTINE_DIRECTORY}"
-    if QUARANTINE_DIRECTORY not in fs.list_directory(root):
-        return
-    for name in fs.list_directory(directory):
-        what = f"a salvage set files aside here, as {name}/REASON tells; remove them when you like"
-        report.findings.append(note(what, f"{directory}/{name}"))
 
 
 def _ignore(_count: int) -> None:

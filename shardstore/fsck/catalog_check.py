@@ -9,6 +9,7 @@ from __future__ import annotations
 from shardstore.catalog import CatalogError, Mark, check_not_ahead, open_index
 from shardstore.errors import CorruptionError
 from shardstore.format.names import CATALOG_DIRECTORY
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Finding, from_error, note
 from shardstore.wal.reader import LogView
@@ -49,5 +50,8 @@ def _check_index(fs: FileSystem, root: str, mark: Mark) -> list[Finding]:
         with open_index(fs, root, mark.index) as index:
             index.check_rows()
     except CatalogError as error:
+        refusal = error.__cause__
+        if isinstance(refusal, OSError) and not is_loss(refusal):
+            raise refusal from None
         return [note(f"the index of the catalog is damaged ({error}); {_ADVICE}", path)]
     return []

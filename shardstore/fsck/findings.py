@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from shardstore.errors import CorruptionError
 from shardstore.format.manifest import ObjectRef, Part
+from shardstore.fs.calls import is_loss
 
 Severity = Literal["damage", "note"]
 LOG_ADVICE = "keep a copy of the directory, and restore the file from another copy of the store"
@@ -93,8 +94,11 @@ def from_error(error: CorruptionError, **fields: Any) -> Finding:
 
 
 def unreadable(file: str, error: OSError, **fields: Any) -> Finding:
-    """A file that the system does not give out: as bad as a damaged one until it does."""
+    """A file that the disk has damaged or lost. That the system refuses to look says nothing about
+    the file: such an error is raised again."""
+    if not is_loss(error):
+        raise error
     if isinstance(error, FileNotFoundError):
         return damage("it is missing", file, expected="to be there", found="nothing", **fields)
-    advice = "look at the disk and at the permissions, then check again"
-    return damage(f"cannot be read: {error.strerror or error}", file, advice=advice, **fields)
+    fields.setdefault("advice", "look at the disk, and at what stands there, then check again")
+    return damage(f"cannot be read: {error.strerror or error}", file, **fields)

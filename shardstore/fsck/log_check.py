@@ -62,7 +62,7 @@ def check_log(fs: FileSystem, root: str, uuid: str | None) -> LogCheck:
     for _ in range(REREADS):
         try:
             indices = list_segments(fs, root)
-        except FileNotFoundError as error:
+        except OSError as error:
             return LogCheck(findings=[unreadable(f"{root}/{WAL_DIRECTORY}", error)])
         check = _check_segments(fs, root, indices, uuid)
         if not any(finding.is_damage for finding in check.findings):

@@ -1,8 +1,8 @@
 """What checks of all storage formats have in common: the length of the file, and how it ends.
 
 Contract: `pieces.FileCheck`. Findings reach the common list at the end of each object, so that they
-stand in the order of the objects; what the system does not give out is the only finding of its
-object.
+stand in the order of the objects; what the disk does not give out is the only finding of its
+object. What the system refuses ends the check: `fail` raises it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ObjectCheck:
         self._found = found
         self._own: list[Finding] = []
         self._at = 0
-        self._error: OSError | None = None
+        self._lost: Finding | None = None
 
     def begin(self, size: int) -> None:
         expected, self.size = self.wanted.reference.size, size
@@ -66,14 +66,14 @@ class ObjectCheck:
                          expected=f"{self.size} bytes", found=f"{at} bytes"))  # fmt: skip
 
     def fail(self, error: OSError) -> None:
-        self._error = self._error or error
+        self._lost = self._lost or unreadable(self.path, error)
         self.wants = 0
 
     def end(self) -> None:
-        if self._error is None:
+        if self._lost is None:
             self._end()
         else:
-            self._own = [unreadable(self.path, self._error)]
+            self._own = [self._lost]
         self._found += [(self.wanted, self.wanted.about(finding)) for finding in self._own]
 
     def add(self, *findings: Finding) -> None:

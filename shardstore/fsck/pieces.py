@@ -4,8 +4,8 @@ Contract: reads only. Pieces of several files are in flight at once, by the thre
 everything else, each call of a check included, happens on the caller's thread and in the order of
 the files. With workers that have no threads a piece is read when the one before was taken. Memory
 is `count` buffers of `piece_bytes`, made at need and used again and again, whatever the files'
-sizes. What fails in one file is told to its check and stops no other. When `run` is over, however
-it ended, so are the threads, and the files are closed.
+sizes. What fails in one file is told to its check and stops no other, unless the check raises. When
+`run` is over, however it ended, so are the threads, and the files are closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class FileCheck(Protocol):
     def cut_off(self, at: int) -> None:
         """The file ends here by now, before the end that it had."""
 
-    def fail(self, error: OSError) -> None: ...
+    def fail(self, error: OSError) -> None:
+        """Opening, reading or closing it failed. What is raised here ends the run."""
 
     def end(self) -> None:
         """All that was wanted was taken, or cannot be had."""

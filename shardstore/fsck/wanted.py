@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from shardstore.errors import CorruptionError
 from shardstore.format.manifest import CommitInfo, ObjectRef, Part, SnapshotInfo
 from shardstore.format.names import SNAPSHOT_SHARD, WAL_DIRECTORY
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import Finding, Wanted, damage
 from shardstore.objects import check_object
@@ -76,14 +77,19 @@ def _add(found: dict[Key, Wanted], commit: CommitInfo, snapshots: tuple[str, ...
 
 
 def read_manifest(fs: FileSystem, root: str, wanted: Wanted) -> CommitInfo | None:
-    """The commit in a snapshot's manifest; None where it cannot be had."""
+    """The commit in a snapshot's manifest; None where it cannot be had. OSError where the system
+    refuses to give it out."""
     path = f"{root}/{wanted.reference.file}"
     try:
         data = memoryview(read_bytes(fs, path))
         header = check_object(data, wanted.part, wanted.reference, path, "manifest")
         entry = next(e for e in header.layout.tensors if e.spec.name == "commit")
         return CommitInfo.from_json(json.loads(bytes(data[entry.begin : entry.end])))
-    except (OSError, CorruptionError, ValueError, KeyError, TypeError, StopIteration):
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        return None
+    except (CorruptionError, ValueError, KeyError, TypeError, StopIteration):
         return None
 
 

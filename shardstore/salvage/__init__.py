@@ -20,14 +20,18 @@ from shardstore.format.names import (
     PINS_FILE,
     STORE_FILE,
     WAL_DIRECTORY,
+    packed_file,
     packed_index,
+    segment_file,
     segment_index,
 )
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
 from shardstore.quarantine import (
     COPY,
+    MOVE,
     SALVAGE,
     Aside,
     check_place,
@@ -50,13 +54,14 @@ from shardstore.salvage.evidence import read_evidence
 from shardstore.salvage.objects_alone import highest_epoch
 from shardstore.salvage.renewal import write_renewed
 from shardstore.salvage.verify import Progress, quiet
-from shardstore.store_file import read_store_file, store_text
+from shardstore.store_file import UnreadableStoreFileError, examine_store_file, store_text
 from shardstore.wal.reader import list_segments, read_segment
 from shardstore.wal.writer import make_segment
 
 __all__ = ["Decision", "look", "salvage"]
 
 MISSING = "missing"
+UNREADABLE = "unreadable"
 
 
 def look(fs: FileSystem, root: str, progress: Progress = quiet) -> Decision:
@@ -77,7 +82,7 @@ def look(fs: FileSystem, root: str, progress: Progress = quiet) -> Decision:
         )
     if store not in ("", MISSING):
         why = f"{store}; written anew from what the log or the objects say"
-        decision.aside.append(Aside(COPY, STORE_FILE, why))
+        decision.aside.append(Aside(MOVE if store == UNREADABLE else COPY, STORE_FILE, why))
     decision.left = _left(fs, root)
     if decision.aside or decision.left:
         check_place(fs, root)
@@ -116,7 +121,9 @@ def _store_file(fs: FileSystem, root: str) -> tuple[str, str | None]:
     """What is wrong with STORE, and the uuid where nothing is. A newer version is not damage, and
     a directory that holds nothing of a store is none."""
     try:
-        return "", read_store_file(fs, root)
+        return "", examine_store_file(fs, root)
+    except UnreadableStoreFileError:
+        return UNREADABLE, None
     except CorruptionError:
         return "damaged", None
     except NotAStoreError:
@@ -139,7 +146,11 @@ def _left(fs: FileSystem, root: str, *, finish: bool = False) -> list[str]:
     """What an earlier salvage left to be moved; moved first, its files are not looked at again."""
     try:
         newest = read_segment(fs, root, max(list_segments(fs, root), default=0))
-    except (CorruptionError, FileNotFoundError):
+    except CorruptionError:
+        return []
+    except OSError as error:
+        if not is_loss(error):
+            raise
         return []
     return finish_pending(fs, root, newest) if finish else pending(fs, root, newest)
 
@@ -149,7 +160,8 @@ def _perform(fs: FileSystem, root: str, decision: Decision) -> None:
     assert evidence.uuid is not None
     _complete_directories(fs, root)
     store = f"{root}/{STORE_FILE}"
-    if evidence.store == MISSING:
+    is_new = evidence.store in (MISSING, UNREADABLE)
+    if is_new:
         store = f"{root}/{STORE_TEMPORARY}"
         write_synced(fs, store, store_text(evidence.uuid))
     write_renewed(fs, root, decision.renewed)
@@ -166,7 +178,7 @@ def _perform(fs: FileSystem, root: str, decision: Decision) -> None:
         index=evidence.newest + 1,
     ).close()
     set_aside(fs, root, opening, evidence.uuid)
-    if evidence.store == MISSING:
+    if is_new:
         name_store(fs, root)
     elif evidence.store:
         _rewrite(fs, store, store_text(evidence.uuid))
@@ -189,11 +201,22 @@ def _make_durable(fs: FileSystem, root: str, decision: Decision) -> None:
     fs.sync_directory(root)
     sync_parent(fs, root)
     for path in segments(fs, root):  # all of them: this may be a copy
-        sync_file(fs, f"{root}/{path}")
+        _sync_segment(fs, root, path, decision)
     files = slot_files(fs, root)
     for slot in sorted(decision.state.needed()):
         for path in files[slot]:
             sync_file(fs, f"{root}/{path}")
+
+
+def _sync_segment(fs: FileSystem, root: str, path: str, decision: Decision) -> None:
+    """Of what is no part of the state, as far as the disk still gives it out."""
+    anchor = decision.evidence.anchor
+    needed = () if anchor is None else (segment_file(anchor.index), packed_file(anchor.index))
+    try:
+        sync_file(fs, f"{root}/{path}")
+    except OSError as error:
+        if not is_loss(error) or path in needed:
+            raise
 
 
 def _opening(fs: FileSystem, store: str, decision: Decision) -> Mapping[str, Any]:

@@ -18,7 +18,14 @@ from typing import Any
 from shardstore.catalog import Mark, check_not_ahead, find_mark
 from shardstore.errors import CorruptionError
 from shardstore.format.manifest import CommitInfo, ObjectRef, manifest_digest
-from shardstore.format.names import WAL_DIRECTORY, packed_index, segment_file, segment_index
+from shardstore.format.names import (
+    STORE_FILE,
+    WAL_DIRECTORY,
+    packed_index,
+    segment_file,
+    segment_index,
+)
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.findings import damage, from_error, unreadable
 from shardstore.fsck.scan import SegmentScan, scan_segment
@@ -43,7 +50,7 @@ class Evidence:
     uuid: str | None = None
     """Of the store, as STORE or the log has it."""
     store: str = ""
-    """What is wrong with STORE: `damaged`, `missing` or `another store's`."""
+    """What is wrong with STORE: `damaged`, `unreadable`, `missing` or `another store's`."""
     state: State | None = None
     """None where no opening record can be read: the log is of no use."""
     anchor: Predecessor | None = None
@@ -89,8 +96,9 @@ def _read_sound(fs: FileSystem, root: str, found: Evidence) -> str | None:
         view = read_log(fs, root, uuid=found.uuid)
     except CorruptionError as error:
         return f"{error.file}: {error.what}"
-    except FileNotFoundError:  # of STORE, which is made anew
-        return ""
+    except OSError as error:
+        lost = unreadable(str(error.filename), error)
+        return "" if lost.file == f"{root}/{STORE_FILE}" else f"{lost.file}: {lost.what}"
     if found.uuid is None:
         found.uuid = str(view.segment.header["uuid"])
         mark = _mark(fs, root, found)
@@ -167,7 +175,11 @@ def _anchor(fs: FileSystem, root: str, scan: SegmentScan) -> Predecessor | None:
     cut = last.frame.end
     try:
         read_segment(fs, root, scan.index, cut=cut)
-    except (CorruptionError, OSError, KeyError, TypeError, ValueError):
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        return None
+    except (CorruptionError, KeyError, TypeError, ValueError):
         return None
     return Predecessor(index=scan.index, cut=cut, seq=last.seq, chain=last.chain)
 

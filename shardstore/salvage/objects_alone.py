@@ -38,7 +38,7 @@ from shardstore.format.names import (
     slot_of,
 )
 from shardstore.format.placement import ObjectLabel
-from shardstore.fs.calls import close_quietly
+from shardstore.fs.calls import close_quietly, is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.salvage.evidence import Evidence
 from shardstore.wal.reader import read_bytes
@@ -109,8 +109,11 @@ def labelled_objects(fs: FileSystem, root: str) -> Iterator[Found]:
                 found = _foreign(fs, f"{directory}/{name}", slot, storage_format)
                 if found is not None:
                     yield found
-        except (CorruptionError, OSError):
+        except CorruptionError:
             continue  # it does not say whose it is
+        except OSError as error:
+            if not is_loss(error):
+                raise
 
 
 def _raw(fs: FileSystem, path: str, slot: int) -> Found:
@@ -183,13 +186,17 @@ def _add_snapshots(fs: FileSystem, root: str, state: State, found: list[Found]) 
 
 
 def _described(fs: FileSystem, path: str) -> CommitInfo | None:
-    data = read_bytes(fs, path)
     try:
+        data = read_bytes(fs, path)
         length = header_length(data[:8], file=path, file_size=len(data))
         header = parse_raw(data[:length], file=path, file_size=len(data))
         check_ref_name(header.label.part)
         entry = next(e for e in header.layout.tensors if e.spec.name == "commit")
         return CommitInfo.from_json(json.loads(data[entry.begin : entry.end]))
+    except OSError as error:
+        if not is_loss(error):
+            raise
+        return None
     except (CorruptionError, ValueError, KeyError, TypeError, StopIteration):
         return None
 

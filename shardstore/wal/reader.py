@@ -31,6 +31,7 @@ from shardstore.format.names import (
     segment_index,
 )
 from shardstore.format.packed import unpack_segment
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.wal.deferred import decode_record
 from shardstore.wal.state import FoldError, State
@@ -155,11 +156,8 @@ def read_log(
             found=segment.header["uuid"],
         )
     opening = next(r.body for r in reversed(segment.records) if r.body["type"] == "open")
-    stat = fs.stat(f"{root}/{STORE_FILE}")
     same_boot = opening["boot"] == fs.boot_id()
-    copied = stat.inode != opening["store_inode"] or (
-        same_boot and stat.device != opening["store_device"]
-    )
+    copied = _is_copied(fs, f"{root}/{STORE_FILE}", opening, same_boot=same_boot)
     count = len(segment.records)
     if copied or not same_boot or assume_power_cut:
         count = 1 + max(i for i, r in enumerate(segment.records) if r.body["durable"])
@@ -172,6 +170,19 @@ def read_log(
         abandoned=segment.records[count:],
         copied=copied,
         same_boot=same_boot,
+    )
+
+
+def _is_copied(fs: FileSystem, store: str, opening: Mapping[str, Any], *, same_boot: bool) -> bool:
+    """Whether STORE, at path `store`, is another file than the one that the last writer knew."""
+    try:
+        stat = fs.stat(store)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or not is_loss(error):
+            raise
+        return True
+    return stat.inode != opening["store_inode"] or (
+        same_boot and stat.device != opening["store_device"]
     )
 
 

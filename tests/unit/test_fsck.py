@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from shardstore.errors import NotAStoreError, StorageError
@@ -171,6 +173,9 @@ def test_segments_of_another_store_do_not_fit(fs: MemoryFileSystem) -> None:
 def test_without_the_directory_nothing_can_be_checked(fs: MemoryFileSystem) -> None:
     faulty = FaultyFileSystem(fs)
     faulty.fail("list_directory", WAL, times=None)
+    assert [f.file for f in damages(faulty)] == [WAL]
+    faulty.clear()
+    faulty.fail("list_directory", WAL, times=None, error=errno.EMFILE)
     with pytest.raises(StorageError, match="wal"):
         check(faulty)
     with pytest.raises(NotAStoreError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardstore.errors import StorageError
 from shardstore.format.names import FORMATS
 from shardstore.fs.faulty import FaultyFileSystem, Hook
 from shardstore.fs.memory import MemoryFileSystem
@@ -370,8 +372,13 @@ def test_a_quick_check_reads_beginnings_on_its_own_thread(fs: MemoryFileSystem) 
 
 
 @pytest.mark.req("S13", "S18")
-def test_other_errors_of_the_system_are_named(fs: MemoryFileSystem) -> None:
-    faulty = Watched(fs, parallel=True)
-    faulty.fail("open_read", path_of(fs, "pt"), error=errno.EACCES)
-    (finding,) = [f for f in fsck(faulty, ROOT, deep=True).findings if f.is_damage]
-    assert finding.what == "cannot be read: Permission denied" and finding.shard == "pt"
+@pytest.mark.parametrize("op", ["open_read", "pread"])
+def test_what_the_system_refuses_is_no_damage(fs: MemoryFileSystem, op: str) -> None:
+    """It says nothing of the file: the check ends with the error, and no thread or file stays."""
+    for error in (errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.ESTALE):
+        faulty = Watched(fs, parallel=True)
+        faulty.fail(op, path_of(fs, "pt"), error=error)
+        with pytest.raises(StorageError, match=os.strerror(error)) as refused:
+            fsck(faulty, ROOT, deep=True)
+        assert refused.value.errno == error and path_of(fs, "pt") in str(refused.value)
+        assert faulty.counts["close"] == faulty.opened
