@@ -95,10 +95,8 @@ def pending(fs: FileSystem, root: str, newest: Segment) -> list[str]:
 
 
 def _is_done(row: Aside, aside: list[str]) -> bool:
-    """Of a file that stays where it is, or stands there anew."""
-    if row.how == MOVE and row.file != STORE_FILE:
-        return False
-    return row.name in aside or f"{row.name}.{NOT_COPIED}" in aside
+    """What was copied stays where it is, or stands there anew."""
+    return row.how == COPY and not {row.name, f"{row.name}.{NOT_COPIED}"}.isdisjoint(aside)
 
 
 def finish_pending(fs: FileSystem, root: str, newest: Segment) -> list[str]:
@@ -129,7 +127,7 @@ def set_aside(fs: FileSystem, root: str, opening: Mapping[str, Any], uuid: str) 
     for row in rows:
         if row.how == COPY:
             _copy(fs, root, directory, row, uuid)
-        elif row.file != STORE_FILE or _is_lost(fs, f"{root}/{STORE_FILE}"):
+        else:
             _move(fs, f"{root}/{row.file}", directory, row.name)
     for path in (directory, f"{root}/{OBJECTS_DIRECTORY}", f"{root}/{WAL_DIRECTORY}"):
         fs.sync_directory(path)
@@ -179,17 +177,6 @@ def _targets(name: str) -> Iterator[str]:
     yield from (f"{name}.{number}" for number in count(1))
 
 
-def _is_lost(fs: FileSystem, path: str) -> bool:
-    """Whether the file still cannot be read: STORE stands there anew once it was set aside."""
-    try:
-        read_bytes(fs, path)
-    except OSError as error:
-        if not is_loss(error):
-            raise
-        return True
-    return False
-
-
 def _move(fs: FileSystem, source: str, directory: str, name: str) -> None:
     """Rename; a power cut may have left the file where it was, or under both names."""
     for target in _targets(name):
@@ -207,7 +194,8 @@ def _move(fs: FileSystem, source: str, directory: str, name: str) -> None:
 
 
 def _copy(fs: FileSystem, root: str, directory: str, row: Aside, uuid: str) -> None:
-    """Put a copy there, or, where the disk does not give out the bytes any more, a note of that."""
+    """Put a copy there. Where the disk does not give out the bytes any more it is a note of that;
+    STORE, which is made anew then, goes there itself."""
     try:
         name, content = row.name, read_bytes(fs, f"{root}/{row.file}")
         if content == store_text(uuid):  # it was copied, and written anew since
@@ -217,6 +205,9 @@ def _copy(fs: FileSystem, root: str, directory: str, row: Aside, uuid: str) -> N
     except OSError as error:
         if not is_loss(error):
             raise
+        if row.file == STORE_FILE:
+            _move(fs, f"{root}/{row.file}", directory, row.name)
+            return
         text = f"{row.file} could not be copied: {error.strerror}\n"
         name, content = f"{row.name}.{NOT_COPIED}", text.encode()
     _put(fs, directory, name, content)

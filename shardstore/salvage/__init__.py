@@ -31,7 +31,6 @@ from shardstore.locking import take_lock
 from shardstore.pins import make_pins
 from shardstore.quarantine import (
     COPY,
-    MOVE,
     SALVAGE,
     Aside,
     check_place,
@@ -82,7 +81,7 @@ def look(fs: FileSystem, root: str, progress: Progress = quiet) -> Decision:
         )
     if store not in ("", MISSING):
         why = f"{store}; written anew from what the log or the objects say"
-        decision.aside.append(Aside(MOVE if store == UNREADABLE else COPY, STORE_FILE, why))
+        decision.aside.append(Aside(COPY, STORE_FILE, why))
     decision.left = _left(fs, root)
     if decision.aside or decision.left:
         check_place(fs, root)

@@ -123,13 +123,17 @@ def test_a_check_takes_no_refusal_for_damage(spoil: Callable[[MemoryFileSystem],
 def test_a_store_file_that_the_disk_keeps_is_set_aside() -> None:
     fs = made()
     path = f"{ROOT}/STORE"
+    old = tree(fs)[path]
     faulty = FaultyFileSystem(fs)
     faulty.fail("pread", path, times=None)
     (finding,) = [f for f in fsck(faulty, ROOT).findings if f.is_damage]
     assert finding.file == path and finding.what == "cannot be read: Input/output error"
     assert [f.file for f in read_status(faulty, ROOT).findings] == [path]
     decision = salvage(faulty, ROOT)
-    assert ["move", "STORE"] in [row.to_json()[:2] for row in decision.aside]
+    assert ["copy", "STORE"] in [row.to_json()[:2] for row in decision.aside]
+    (aside,) = [path for path in tree(fs) if path.startswith(f"{ROOT}/quarantine/")
+                and path.endswith("/STORE")]  # fmt: skip
+    assert tree(fs)[aside] == old
     assert_whole(fs, 6)
 
 
@@ -150,17 +154,18 @@ def test_a_segment_that_the_disk_keeps_is_passed_over() -> None:
 @pytest.mark.req("S12", "S18")
 def test_a_copy_that_cannot_be_made_is_said() -> None:
     fs = made()
-    opening = {"epoch": 9, "salvage": {"quarantine": [["copy", "STORE", "damaged"]],
+    file = newest(fs).removeprefix(f"{ROOT}/")
+    opening = {"epoch": 9, "salvage": {"quarantine": [["copy", file, "damaged"]],
                                        "lost": [], "unproven": False}}  # fmt: skip
     faulty = FaultyFileSystem(fs)
-    faulty.fail("pread", f"{ROOT}/STORE", error=errno.EMFILE)
+    faulty.fail("pread", newest(fs), error=errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
         set_aside(faulty, ROOT, opening)
     faulty.clear()
-    faulty.fail("pread", f"{ROOT}/STORE")
+    faulty.fail("pread", newest(fs))
     set_aside(faulty, ROOT, opening)
-    said = tree(fs)[f"{ROOT}/quarantine/{9:016x}/STORE.not-copied"]
-    assert said == b"STORE could not be copied: Input/output error\n"
+    said = tree(fs)[f"{ROOT}/quarantine/{9:016x}/{file.rpartition('/')[2]}.not-copied"]
+    assert said.decode() == f"{file} could not be copied: Input/output error\n"
 
 
 def assert_whole(fs: FileSystem, step: int) -> None:

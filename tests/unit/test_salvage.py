@@ -7,6 +7,7 @@ or in quarantine, and a second salvage finds nothing to do.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -410,6 +411,13 @@ def store_damaged(fs: MemoryFileSystem) -> None:
     change(fs, f"{ROOT}/STORE", 40)
 
 
+def store_replaced(fs: MemoryFileSystem) -> None:
+    """By a directory that holds it."""
+    fs.rename(f"{ROOT}/STORE", f"{ROOT}/held")
+    fs.make_directory(f"{ROOT}/STORE")
+    fs.rename(f"{ROOT}/held", f"{ROOT}/STORE/STORE")
+
+
 SPOILS = {
     "head": (head_lost, 8),
     "record": (record_lost, 9),
@@ -417,6 +425,7 @@ SPOILS = {
     "log": (without_log, 9),
     "STORE missing": (store_lost, 9),
     "STORE and head": (store_damaged, 8),
+    "STORE no file": (store_replaced, 9),
 }
 
 
@@ -437,8 +446,9 @@ def test_a_salvage_may_be_cut_off_at_any_operation(running: MemoryFileSystem, ki
     points.append(whole.kill())
     assert len(points) > 15
     seen = set()
+    cuts = 0 if spoil is store_replaced else 6  # a disk gives no directory two names, as these may
     for at, point in enumerate(points):
-        for image in (point, *point.power_cuts(limit=6 if at % 3 else 12)):
+        for image in (point, *point.power_cuts(limit=cuts if at % 3 else 2 * cuts)):
             key = image.image_digest(unsynced=True)
             if key in seen:
                 continue
@@ -454,6 +464,8 @@ def go_on(image: MemoryFileSystem, before: set[bytes], step: int, names: dict[st
             assert head_step(store) in (9, step), "it was left as it was found, or is salvaged"
     except (CorruptionError, NotAStoreError):
         pass
+    except StorageError as error:
+        assert error.errno == errno.EISDIR, "another thing in the place of STORE"
     else:  # opening finishes the moves before anything else
         assert before <= set(contents(opened))
         assert rows <= set(quarantined(opened))
