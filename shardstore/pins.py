@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable
 
 from shardstore.format.names import OBJECTS_DIRECTORY, PINS_FILE, slot_of
-from shardstore.fs.calls import close_quietly, is_loss, storage_error
+from shardstore.fs.calls import close_quietly, storage_error
 from shardstore.fs.protocol import FileSystem, PinFile
 
 
@@ -41,9 +41,7 @@ class Pins:
         """Pin slots until `let_go`; None where no lock can be had."""
         try:
             file = self._fs.open_pins(self._path)
-        except OSError as error:  # no writer made it or can use it, or it is not for us
-            if not is_loss(error) and not isinstance(error, PermissionError):
-                raise
+        except (FileNotFoundError, PermissionError):  # no writer made it, or not for us
             return None
         try:
             if not file.pin(slots):

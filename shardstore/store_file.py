@@ -22,12 +22,9 @@ def store_text(uuid: str) -> bytes:
     return body + f"digest {digest(body)}\n".encode("ascii")
 
 
-class UnreadableStoreFileError(CorruptionError):
-    """The disk does not give out STORE, or something else stands in its place."""
-
-
 def examine_store_file(fs: FileSystem, root: str) -> str:
-    """As `read_store_file`, but UnreadableStoreFileError where that has the disk to blame."""
+    """As `read_store_file`, but where the disk does not give it out, or something else stands in
+    its place, a CorruptionError that has the system's error as its cause."""
     try:
         return read_store_file(fs, root)
     except StorageError as error:
@@ -35,7 +32,7 @@ def examine_store_file(fs: FileSystem, root: str) -> str:
         if not isinstance(cause, OSError) or not is_loss(cause):
             raise
         what = f"cannot be read: {cause.strerror}"
-        raise UnreadableStoreFileError(what, file=f"{root}/{STORE_FILE}") from cause
+        raise CorruptionError(what, file=f"{root}/{STORE_FILE}") from cause
 
 
 def read_store_file(fs: FileSystem, root: str) -> str:

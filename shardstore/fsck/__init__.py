@@ -24,6 +24,7 @@ from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
 )
+from shardstore.fs.calls import is_loss
 from shardstore.fs.protocol import FileSystem
 from shardstore.fsck.catalog_check import check_catalog
 from shardstore.fsck.entries import check_entries, check_own_files
@@ -89,7 +90,7 @@ def fsck(
         if log.view is not None:
             report.findings += check_catalog(fs, root, marks, log.view)
         if log.state is not None:
-            pins.hold(log.state.needed())
+            _pin(pins, log.state.needed())
             _check_objects(fs, root, uuid, log, report, progress)
             report.findings += check_entries(fs, root, log.state.needed())
         report.findings += check_own_files(fs, root)
@@ -101,6 +102,15 @@ def fsck(
     finally:
         pins.close()
     return report
+
+
+def _pin(pins: Pins, slots: set[int]) -> None:
+    """Where PINS is no file that can be locked nothing is pinned, and `check_own_files` says so."""
+    try:
+        pins.hold(slots)
+    except OSError as error:
+        if not is_loss(error):
+            raise
 
 
 def _anothers(path: str, expected: str, found: str) -> Finding:

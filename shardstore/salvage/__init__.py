@@ -53,7 +53,7 @@ from shardstore.salvage.evidence import read_evidence
 from shardstore.salvage.objects_alone import highest_epoch
 from shardstore.salvage.renewal import write_renewed
 from shardstore.salvage.verify import Progress, quiet
-from shardstore.store_file import UnreadableStoreFileError, examine_store_file, store_text
+from shardstore.store_file import examine_store_file, store_text
 from shardstore.wal.reader import list_segments, read_segment
 from shardstore.wal.writer import make_segment
 
@@ -121,10 +121,8 @@ def _store_file(fs: FileSystem, root: str) -> tuple[str, str | None]:
     a directory that holds nothing of a store is none."""
     try:
         return "", examine_store_file(fs, root)
-    except UnreadableStoreFileError:
-        return UNREADABLE, None
-    except CorruptionError:
-        return "damaged", None
+    except CorruptionError as error:
+        return UNREADABLE if isinstance(error.__cause__, OSError) else "damaged", None
     except NotAStoreError:
         with suppress(FileNotFoundError, NotADirectoryError):
             if segments(fs, root):
