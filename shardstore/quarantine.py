@@ -151,7 +151,9 @@ def _names(fs: FileSystem, path: str) -> list[str]:
 def _is_directory(fs: FileSystem, path: str) -> bool:
     try:
         return fs.stat(path).is_directory
-    except OSError:  # a link that leads nowhere
+    except OSError as error:  # a link that leads nowhere
+        if not is_loss(error):
+            raise
         return False
 
 
@@ -235,7 +237,9 @@ def _put(fs: FileSystem, directory: str, name: str, content: bytes) -> None:
 def _holds(fs: FileSystem, path: str, content: bytes) -> bool:
     try:
         return read_bytes(fs, path) == content
-    except OSError:
+    except OSError as error:
+        if not is_loss(error):
+            raise
         return False
 
 
@@ -248,7 +252,9 @@ def _is_same(fs: FileSystem, one: str, other: str) -> bool:
         if first.is_directory or second.is_directory or first.size != second.size:
             return False
         return _have_same_bytes(fs, one, other)
-    except OSError:
+    except OSError as error:
+        if not is_loss(error):
+            raise
         return False
 
 

@@ -160,10 +160,10 @@ def test_a_copy_that_cannot_be_made_is_said() -> None:
     faulty = FaultyFileSystem(fs)
     faulty.fail("pread", newest(fs), error=errno.EMFILE)
     with pytest.raises(OSError, match="Too many open files"):
-        set_aside(faulty, ROOT, opening)
+        set_aside(faulty, ROOT, opening, "")
     faulty.clear()
     faulty.fail("pread", newest(fs))
-    set_aside(faulty, ROOT, opening)
+    set_aside(faulty, ROOT, opening, "")
     said = tree(fs)[f"{ROOT}/quarantine/{9:016x}/{file.rpartition('/')[2]}.not-copied"]
     assert said.decode() == f"{file} could not be copied: Input/output error\n"
 
