@@ -181,8 +181,21 @@ def reading(path: str) -> Iterator[str]:
         if not place.startswith(root):
             raise
         if isinstance(error, FileNotFoundError | NotADirectoryError):
-            message = f"{root} is not a whole store: {place} does not exist"
-            raise NotAStoreError(message) from error
+            raise NotAStoreError(_what_is_missing(root, place)) from error
         raise StorageError(
             f"reading store {root} failed on {place}: {error.strerror}", errno=error.errno
         ) from error
+
+
+def _what_is_missing(root: str, place: str) -> str:
+    """The store itself, or a file of it."""
+    from shardstore.fs.system import local_file_system
+
+    fs = local_file_system()
+    try:
+        fs.list_directory(root)
+    except FileNotFoundError:
+        return f"{root} is not a store: there is nothing of that name"
+    except OSError as error:
+        return f"{root} is not a store: {error.strerror}"
+    return f"{root} is not a whole store: {place} does not exist"

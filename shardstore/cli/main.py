@@ -8,6 +8,8 @@ traceback. What the subcommands do stands in their own files.
 from __future__ import annotations
 
 import gc
+import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -47,6 +49,8 @@ COMMANDS = {
     "wal": ("shardstore.cli.wal", "The frames of the write-ahead log."),
     "bench": ("shardstore.cli.bench", "What a disk can do, and what a commit will cost there."),
 }
+
+OUTPUT = "standard output"
 
 # Short-lived and without cycles to speak of: collecting while a log is replayed only costs time.
 _GC_THRESHOLDS = (200_000, 20, 20)
@@ -99,14 +103,20 @@ class Root(click.Group):
         except (click.Abort, KeyboardInterrupt):
             return _fail("interrupted", EXIT_INTERRUPTED)
         except BrokenPipeError:
-            with suppress(OSError):
-                sys.stdout.close()  # else the interpreter tries once more, and complains
+            _give_output_up()
             return EXIT_UNAVAILABLE
         except ShardStoreError as error:
             return _fail(str(error), exit_code(error))
         except OSError as error:
+            if error.filename == OUTPUT:
+                _give_output_up()
             place = f" on {error.filename}" if error.filename else ""
             return _fail(f"the system refused{place}: {error.strerror or error}", EXIT_UNAVAILABLE)
+
+
+def _give_output_up() -> None:
+    with suppress(OSError):
+        sys.stdout.close()  # else the interpreter tries once more, and complains
 
 
 def _fail(message: str, code: int) -> int:
@@ -131,8 +141,42 @@ def _warn(message: Warning | str, *_place: Any, **_more: Any) -> None:
         click.echo(f"warning: {message}", err=True)
 
 
+def _fill_closed() -> None:
+    """Standard files that the caller closed become empty ones: whoever closed the output wants
+    none, and a file of the store must never get the number that messages are printed to."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors say that it is."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = OUTPUT
+            raise
+
+
+def _name_output() -> None:
+    shown = sys.stdout
+    if isinstance(shown, io.TextIOWrapper) and shown.fileno() == 1:
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(1, "w", closefd=False)),
+            encoding=shown.encoding, errors=shown.errors, line_buffering=shown.line_buffering,
+        )  # fmt: skip
+
+
 def main() -> None:
     """The console script."""
+    _fill_closed()
+    _name_output()
     gc.set_threshold(*_GC_THRESHOLDS)
     warnings.showwarning = _warn
     root.main()
