@@ -47,7 +47,8 @@ def export_flat(
     if extra:
         wanted.insert(0, f"{stem}.layout.json")
     done, warnings = [], []
-    with NewFiles(directory, wanted) as files:
+    size = HEADER_BYTES + 12 * chosen.count
+    with NewFiles(directory, wanted, size) as files:
         if extra:
             text = json.dumps(chosen.to_json(), indent=1).encode()
             done.append(_small(files, f"{stem}.layout.json", text))
@@ -57,7 +58,6 @@ def export_flat(
         file = files.open(f"{stem}.bin")
         warnings += _write(view, file, chosen, advance)
         file.finish()
-        size = HEADER_BYTES + 12 * chosen.count
         done.append(ExportedFile(path=file.path, shard=None, part=None, bytes=size))
         files.publish()
     return done, warnings

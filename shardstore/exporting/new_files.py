@@ -1,7 +1,8 @@
 """New files: complete and synced under another name before they get their own, or not there.
 
 Contract: `NewFiles` refuses what exists, at the beginning and again when it names its files;
-leaving it without `publish` removes what it wrote.
+leaving it without `publish` removes what it wrote, and what the system refused becomes a
+StorageError.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from shardstore.errors import NameTakenError
-from shardstore.fs.calls import close_quietly, unlink_quietly
+from shardstore.fs.calls import close_quietly, storage_error, unlink_quietly
 from shardstore.fs.protocol import Bytes, File
 from shardstore.fs.system import local_file_system
 
@@ -22,6 +23,8 @@ class NewFile:
     def __init__(self, path: str, temporary: str, file: File) -> None:
         self.path = path
         self.temporary = temporary
+        self.failure: OSError | None = None
+        """Why a write failed: a library that writes here may raise something else for it."""
         self._file = file
         self._at = 0
 
@@ -34,7 +37,11 @@ class NewFile:
         return size
 
     def write_at(self, offset: int, data: Bytes) -> None:
-        self._file.pwrite(offset, data)
+        try:
+            self._file.pwrite(offset, data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -51,11 +58,13 @@ class NewFile:
 class NewFiles:
     """The files of one export, below one directory, which is made if need be."""
 
-    def __init__(self, directory: str, names: Iterable[str]) -> None:
-        """NameTakenError where one of the files is there already."""
+    def __init__(self, directory: str, names: Iterable[str], needed: int = 0) -> None:
+        """NameTakenError where one of the files is there already. `needed` are the bytes of all,
+        for the message where they find no room."""
         self._fs = local_file_system()
         self._directory = directory.rstrip("/") or "/"
         self._files: list[NewFile] = []
+        self._needed = needed
         self._made: list[str] = []
         self._published: list[str] = []
         for name in names:
@@ -95,14 +104,19 @@ class NewFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._files:
-            return
+        failed = [file.failure for file in self._files if file.failure is not None]
+        if isinstance(error, OSError):
+            failed.append(error)
         for file in self._files:
             file.give_up()
             unlink_quietly(self._fs, file.temporary)
-        for path in self._published:
+        for path in self._published if self._files else ():
             unlink_quietly(self._fs, path)
         self._files.clear()
+        if failed and error is not None:  # what is free counts without what was just removed
+            raise storage_error(
+                self._fs, self._directory, "exporting", failed[0], needed=self._needed
+            ) from error
 
     def _parents(self) -> set[str]:
         return {os.path.dirname(folder) or "." for folder in self._made}

@@ -64,7 +64,8 @@ def export_plain(
         torch_side("written")  # refuse before anything is made
     names = [file_name(*key, storage_format) for key in keys]
     done = []
-    with NewFiles(directory, names) as files:
+    needed = sum(view.size_of(*key) for key in keys)
+    with NewFiles(directory, names, needed) as files:
         for key, name in zip(keys, names, strict=True):
             file = files.open(name)
             with view.load(*key) as loaded:

@@ -26,6 +26,13 @@ LOST = frozenset(
 """Errors of looking at a file that say something of the disk: it has damaged or lost what was
 there, or another thing stands there. All others are refusals of the system, which prove nothing."""
 
+_LIMITS: dict[int | None, str] = {
+    errno.EFBIG: "not the disk is full, but a limit on the size of one file is reached: look at "
+    "'ulimit -f', and at what the file system allows",
+    errno.EDQUOT: "not the disk is full, but this user's quota on it: look at 'quota', delete "
+    "files, or ask for a larger one",
+}
+
 
 class Closable(Protocol):
     def close(self) -> None: ...
@@ -86,13 +93,19 @@ def storage_error(
 
 
 def space_text(fs: FileSystem, root: str, error: OSError, needed: int = 0) -> str:
-    """What was needed and what is free, where that is what an error is about."""
+    """What is used up, what was needed and what is free, where that is what an error is about."""
     if error.errno not in FULL:
         return ""
     wanted = f"{needed} bytes needed" if needed else "more space needed"
-    for place in (root, posixpath.dirname(root) or "."):  # it may not be made yet
+    limit = _LIMITS.get(error.errno)
+    if limit is not None:  # what is free on the disk would mislead
+        return f"; {f'{wanted}, and ' if needed else ''}{limit}"
+    place = root
+    while True:
         try:
             return f"; {wanted}, {fs.free_bytes(place)} free"
-        except OSError:
-            continue
-    return f"; {wanted}"
+        except OSError:  # it may not be made yet
+            above = posixpath.dirname(place) or "."
+            if place in (above, "."):
+                return f"; {wanted}"
+            place = above

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from shardstore import Store, UsageError
-from shardstore.errors import NameTakenError
+from shardstore.errors import NameTakenError, StorageError
 from shardstore.exporting import plain
 from shardstore.exporting.new_files import NewFiles
 from shardstore.exporting.plain import chosen_parts, export_plain
@@ -122,7 +122,9 @@ def test_nothing_is_overwritten_and_nothing_is_half_there(
         file.write(b"data")
 
     monkeypatch.setattr(plain, "_write_safetensors", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        StorageError, match=r"No space left on device; [1-9]\d* bytes needed, \d+ fr"
+    ):
         exported(tmp_path / "run", tmp_path / "other", "safetensors")
     assert len(calls) == 4
     assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
