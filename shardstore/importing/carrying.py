@@ -14,7 +14,7 @@ from typing import Any
 from shardstore.context import Settings
 from shardstore.errors import NameTakenError
 from shardstore.importing.files import Advance
-from shardstore.importing.plan import IMPORTED, Plan, PlannedPart, PlannedStep
+from shardstore.importing.plan import IMPORTED, Plan, PlannedPart, PlannedStep, facts_of
 from shardstore.store import Store
 from shardstore.transaction import Transaction
 from shardstore.views import Commit
@@ -72,7 +72,7 @@ def _done_before(store: Store, plan: Plan) -> int:
         return 0
     number = facts.get("number")
     for at in range(len(plan.steps) - 1):  # after the last there is nothing to go on with
-        if number == at + 1 and facts == _facts(plan, at) and head.step == plan.steps[at].step:
+        if number == at + 1 and facts == facts_of(plan, at) and head.step == plan.steps[at].step:
             return at + 1
     return 0
 
@@ -110,7 +110,7 @@ def _commit(store: Store, plan: Plan, number: int, advance: Advance) -> Commit:
                 txn.remove(*key)
         else:
             txn.keep_rest()
-        metadata: dict[str, Any] = {**planned.metadata, IMPORTED: _facts(plan, number)}
+        metadata: dict[str, Any] = {**planned.metadata, IMPORTED: facts_of(plan, number)}
         return txn.commit(metadata=metadata, blobs=planned.blobs)
 
 
@@ -130,13 +130,3 @@ def _stage(txn: Transaction, part: PlannedPart, advance: Advance) -> None:
 def _snapshot(store: Store, step: PlannedStep) -> None:
     if step.snapshot is not None and all(s.name != step.snapshot for s in store.snapshots):
         store.snapshot(step.snapshot)
-
-
-def _facts(plan: Plan, number: int) -> dict[str, Any]:
-    return {
-        "kind": plan.kind,
-        "source": plan.source,
-        "number": number + 1,
-        "of": len(plan.steps),
-        **plan.steps[number].facts,
-    }

@@ -11,8 +11,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from shardstore.errors import UsageError
+from shardstore.errors import InvalidNameError, UsageError
 from shardstore.format.digests import canonical_json
+from shardstore.format.names import check_data_name
 from shardstore.importing.contents import Contents
 from shardstore.importing.plan import Plan, PlannedPart, PlannedStep, checked
 from shardstore.importing.readers import read_contents
@@ -31,6 +32,8 @@ def plan_files(
             f"{len(paths)} files and {len(shards)} names: give --shard once for each file, in "
             "their order, or not at all"
         )
+    for kind, given in (*(("shard", shard) for shard in shards), ("part", part or _PART)):
+        check_data_name(kind, given)
     parts: list[PlannedPart] = []
     values: dict[str, Any] = {}
     warnings: list[str] = []
@@ -53,7 +56,12 @@ def plan_files(
 
 def _shard_of(contents: Contents) -> str:
     stem = os.path.splitext(os.path.basename(contents.file.path))[0]
-    return contents.metadata.get(SHARD_KEY, stem)
+    if SHARD_KEY in contents.metadata:
+        return contents.metadata[SHARD_KEY]
+    try:
+        return check_data_name("shard", stem)
+    except InvalidNameError as error:
+        raise InvalidNameError(f"{contents.file.path}: {error}; give --shard") from None
 
 
 def _values(contents: Contents, warnings: list[str]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def read_shards(directory: str, root: str, expected: tuple[str, ...]) -> RunShar
         parts.append(_part(shard, PARAMS, tensors, contents))
         if shard not in optim:
             steps[shard] = None
-            parts.append(_part(shard, OPTIM, moments.initial(tensors)))
+            parts.append(_part(shard, OPTIM, moments.initial(tensors), contents))
             continue
         state = read_contents(optim[shard], within=root)
         try:
@@ -86,10 +86,9 @@ def read_shards(directory: str, root: str, expected: tuple[str, ...]) -> RunShar
 
 
 def _part(
-    shard: str, part: str, tensors: tuple[ForeignTensor, ...], contents: Contents | None = None
+    shard: str, part: str, tensors: tuple[ForeignTensor, ...], contents: Contents
 ) -> PlannedPart:
-    files = () if contents is None else (contents.file,)
-    return PlannedPart(shard=shard, part=part, tensors=tensors, files=files)
+    return PlannedPart(shard=shard, part=part, tensors=tensors, files=(contents.file,))
 
 
 def expected_shards(config: Mapping[str, Any] | None, metadata: Any) -> tuple[str, ...]:

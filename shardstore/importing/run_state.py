@@ -49,8 +49,15 @@ def state_of(value: Mapping[str, Any], path: str) -> RunState:
         step=step,
         optimizer_step=_count(value, ("optimizer_step",), path),
         tokens_seen=_count(value, ("tokens_seen",), path) or 0,
-        val_loss=float(loss) if type(loss) in (int, float) else None,
+        val_loss=_number(loss),
     )
+
+
+def _number(loss: Any) -> float | None:
+    try:
+        return float(loss) if type(loss) in (int, float) else None
+    except OverflowError:
+        return None
 
 
 def audit(

@@ -94,8 +94,11 @@ def _declared(file: ForeignFile, name: str, value: Any) -> tuple[TensorSpec, int
     for kind, numbers in (("shape", shape), ("place", place)):
         if not isinstance(numbers, list) or not all(map(_is_count, numbers)):
             raise file.wrong(f"{what} has a bad {kind}", "a list of counts", shown(numbers))
-    if len(shape) > _DIMENSIONS_MAX or len(place) != 2:
-        raise file.wrong(f"{what} has a bad shape or place", "2 offsets", shown(place))
+    if len(shape) > _DIMENSIONS_MAX:
+        most = f"{_DIMENSIONS_MAX} at most"
+        raise file.wrong(f"{what} has too many dimensions", most, len(shape))
+    if len(place) != 2:
+        raise file.wrong(f"{what} has a bad place", "2 offsets", shown(place))
     spec = TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
     begin, end = place
     if end - begin != spec.nbytes:

@@ -12,7 +12,7 @@ from shardstore.format.names import STORE_FILE
 from shardstore.importing.files import ForeignFile, is_run_directory
 from shardstore.importing.flat_file import fits, is_named, plan_flat
 from shardstore.importing.plain_files import plan_files
-from shardstore.importing.plan import Plan
+from shardstore.importing.plan import Plan, check_beside
 from shardstore.importing.pt_file import is_pt
 from shardstore.importing.safetensors_file import is_safetensors
 from shardstore.importing.small_files import read_small
@@ -33,6 +33,12 @@ def make_plan(paths: Sequence[str], wishes: Wishes) -> Plan:
     """Look at everything that is to be imported. Changes nothing anywhere."""
     if not paths:
         raise UsageError("name what is to be imported: a run directory, or files")
+    plan = _plan_of(paths, wishes)
+    check_beside(plan, paths[0])
+    return plan
+
+
+def _plan_of(paths: Sequence[str], wishes: Wishes) -> Plan:
     if any(os.path.isdir(path) for path in paths):
         _refuse("a run directory", layout=wishes.layout, shard=wishes.shards, part=wishes.part,
                 step=wishes.step)  # fmt: skip
