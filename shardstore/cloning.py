@@ -34,7 +34,7 @@ from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item
 from shardstore.jobs import Job
 from shardstore.locking import take_lock
-from shardstore.opening import is_within
+from shardstore.opening import check_outside, is_within
 from shardstore.pins import make_pins
 from shardstore.progress import Advance, Progress
 from shardstore.recovery import (
@@ -113,14 +113,15 @@ def clone(
         finally:
             lock.release()
     except OSError as error:
-        raise storage_error(fs, dest, f"copying store {root}", error) from error
+        raise storage_error(fs, dest, f"copying store {root}", error, needed=size) from error
     return Cloned(path=dest, objects=len(items), bytes=size, position=position)
 
 
 def check_apart(fs: FileSystem, root: str, dest: str) -> None:
-    """UsageError where a copy would go into the store itself, or below it."""
+    """UsageError where a copy would go into the store itself, or below it or another one."""
     if is_within(fs, dest, root):
         raise UsageError(f"{dest} is the store itself, or inside of it; choose another directory")
+    check_outside(dest, fs, itself=False)
 
 
 def _claim(fs: FileSystem, dest: str, store: bytes) -> Lock:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from shardstore import recovery
 from shardstore.context import Settings, Trace
 from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
-from shardstore.format.names import LOCK_FILE, STORE_FILE
+from shardstore.format.names import LOCK_FILE, STORE_FILE, WAL_DIRECTORY
 from shardstore.fs.calls import space_text
 from shardstore.fs.protocol import FileSystem, Lock
 from shardstore.fs.system import local_file_system
@@ -48,6 +48,7 @@ def open_writing(
     system, root = place(path, fs)
     try:
         if may_create:
+            check_outside(root, system, itself=False)
             _make_root(system, root)
             recovery.check_creatable(system, root)
         elif STORE_FILE not in system.list_directory(root):
@@ -135,6 +136,33 @@ def is_within(fs: FileSystem, path: str, root: str) -> bool:
         if above in (path, ""):
             return False
         path = above
+
+
+def check_outside(
+    path: str | os.PathLike[str], fs: FileSystem | None = None, *, itself: bool
+) -> None:
+    """UsageError where `path`, which need not be there yet, is to be written to and lies inside of
+    a store, by whatever links; with `itself` also where it is one."""
+    system, real = place(path, fs, follow=True)
+    at = real if itself else posixpath.dirname(real)
+    while at:
+        if _holds_store(system, at):
+            what = "is" if at == real else "is inside of"
+            raise UsageError(
+                f"{os.fsdecode(path)} {what} the store {at}, where only objects and the log are "
+                "written; choose another directory"
+            )
+        above = posixpath.dirname(at)
+        at = "" if above == at else above
+
+
+def _holds_store(fs: FileSystem, path: str) -> bool:
+    try:
+        if fs.stat(f"{path}/{STORE_FILE}").is_directory:
+            return False
+        return fs.stat(f"{path}/{WAL_DIRECTORY}").is_directory
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
 
 
 def chosen_settings(

@@ -14,6 +14,7 @@ from shardstore.format.manifest import Part
 from shardstore.format.names import PT, SAFETENSORS
 from shardstore.importing.carrying import SETTINGS
 from shardstore.importing.small_files import read_small
+from shardstore.opening import check_outside
 from shardstore.pinned_view import PinnedView
 from shardstore.refs import Ref
 from shardstore.store import Store
@@ -60,6 +61,7 @@ def export(
     if file_format == _FLAT and (shards or parts):
         raise UsageError("--format flat takes the whole commit; leave out --shard and --part")
     order = None if layout is None else parse_layout(read_small(layout), layout)
+    check_outside(dest, itself=True)
     with Store.open(path, settings=SETTINGS) as store, store.pin(ref) as view:
         warnings: list[str] = []
         if file_format == _FLAT:

@@ -10,6 +10,7 @@ import click
 from shardstore.cli.common import command, json_option, path_argument, progress
 from shardstore.cli.output import echo_json, size_text
 from shardstore.errors import LockedError, StorageError
+from shardstore.opening import check_outside, place
 from shardstore.publishing import Published
 from shardstore.store import Store
 
@@ -28,6 +29,7 @@ def publish(path: str, dest: str, as_json: bool) -> None:
     transaction; its own retention says what it keeps besides. Refused where DEST went on by itself.
     A writer may be at work on PATH.
     """
+    check_outside(place(dest, None)[1], itself=False)  # opening PATH writes already
     with _open(path) as store:
         done = store.publish(dest, progress=partial(progress, "objects"))
     if as_json:
