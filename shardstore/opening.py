@@ -8,11 +8,18 @@ from __future__ import annotations
 import os
 import posixpath
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 from shardstore import recovery
 from shardstore.context import Settings, Trace
-from shardstore.errors import CorruptionError, NotAStoreError, StorageError, UsageError
+from shardstore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    ShardStoreError,
+    StorageError,
+    UsageError,
+)
 from shardstore.format.names import LOCK_FILE, STORE_FILE, WAL_DIRECTORY
 from shardstore.fs.calls import space_text
 from shardstore.fs.protocol import FileSystem, Lock
@@ -71,6 +78,27 @@ def open_writing(
         lock.release()
         raise
     return session, lock, plan
+
+
+def is_store(path: str) -> bool:
+    """Whether the path holds a store already."""
+    system, root = place(path, None)
+    try:
+        return STORE_FILE in system.list_directory(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def unmake_quietly(path: str) -> None:
+    """Take a store away that got no commit; one that somebody writes, or that cannot be read or
+    removed, stays."""
+    system, root = place(path, None)
+    with suppress(OSError, ShardStoreError):
+        lock = take_lock(system, root)
+        try:
+            recovery.unmake(system, root)
+        finally:
+            lock.release()
 
 
 def _warn_of(fs: FileSystem, root: str) -> None:

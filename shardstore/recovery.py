@@ -17,6 +17,7 @@ from shardstore.commit_protocol import cut_zeros_quietly
 from shardstore.context import Settings
 from shardstore.errors import StoreExistsError
 from shardstore.format.names import (
+    CATALOG_DIRECTORY,
     LOCK_FILE,
     OBJECTS_DIRECTORY,
     PINS_FILE,
@@ -118,6 +119,24 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     }
     make_segment(fs, root, uuid=uuid, predecessor=None, opening=opening, prewrite=0).close()
     name_store(fs, root)
+
+
+def unmake(fs: FileSystem, root: str) -> bool:
+    """Take an empty store away under its lock, down to what a creation that was cut off leaves;
+    False where it got a commit. STORE goes first: from then on it is no store."""
+    _, view = _read(fs, root, read_store_file(fs, root))
+    if view.state.commits or view.state.needed():
+        return False
+    fs.rename(f"{root}/{STORE_FILE}", f"{root}/{STORE_TEMPORARY}")
+    fs.sync_directory(root)
+    names = _names(fs, root)
+    empty_directories(fs, root, names)
+    if CATALOG_DIRECTORY in names:
+        for name in fs.list_directory(f"{root}/{CATALOG_DIRECTORY}"):
+            fs.unlink(f"{root}/{CATALOG_DIRECTORY}/{name}")
+    for name in (STORE_TEMPORARY, PINS_FILE):
+        fs.unlink(f"{root}/{name}")
+    return True
 
 
 def empty_directories(fs: FileSystem, root: str, names: Collection[str]) -> None:
@@ -317,15 +336,16 @@ def check_creatable(fs: FileSystem, root: str) -> None:
     names = _names(fs, root)
     if STORE_FILE in names:
         return
-    own = {LOCK_FILE, PINS_FILE, WAL_DIRECTORY, OBJECTS_DIRECTORY, STORE_TEMPORARY}
+    directories = (WAL_DIRECTORY, OBJECTS_DIRECTORY, CATALOG_DIRECTORY)
+    own = {LOCK_FILE, PINS_FILE, STORE_TEMPORARY, *directories}
     foreign = sorted(names - own)
-    for directory in (WAL_DIRECTORY, OBJECTS_DIRECTORY):
+    for directory in directories:
         if directory in names:
             content = fs.list_directory(f"{root}/{directory}")
             foreign += [
                 f"{directory}/{name}"
                 for name in content
-                if directory == OBJECTS_DIRECTORY
+                if directory != WAL_DIRECTORY
                 or (name != SEGMENT_TEMPORARY and segment_index(name) != 0)
             ]
     if foreign:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -10,9 +11,10 @@ import click
 from shardstore.cli.common import command, json_option, path_argument, progress
 from shardstore.cli.output import echo_json, shown, size_text
 from shardstore.format.names import FORMATS, RAW
-from shardstore.importing.carrying import SETTINGS, ImportedStep, carry_out
+from shardstore.importing.carrying import SETTINGS, ImportedStep, carry_out, check_room
 from shardstore.importing.plan import Plan
 from shardstore.importing.sources import Wishes, make_plan
+from shardstore.opening import is_store, unmake_quietly
 from shardstore.store import Store
 
 _EXAMPLE = """\
@@ -75,17 +77,31 @@ def import_(
     wishes = Wishes(
         layout=layout, shards=shards, part=part, step=step, checkpoints=not no_checkpoints
     )
-    plan = make_plan(source, wishes)
+    plan, is_new = make_plan(source, wishes), not is_store(path)
+    if is_new:
+        check_room(path, plan)
     if dry_run:
         _show(path, plan, _planned(plan), as_json=as_json, dry_run=True)
         return
     with (
+        _unmade_if_empty(path, is_new),
         Store.open(path, "a", format=storage_format, settings=SETTINGS) as store,
         progress("files", plan.bytes) as advance,
     ):
         done = carry_out(store, plan, replace=replace, advance=advance)
         digest = store.state_digest()
     _show(path, plan, done, as_json=as_json, digest=digest)
+
+
+@contextmanager
+def _unmade_if_empty(path: str, is_new: bool) -> Iterator[None]:
+    """A store that this import made does not stay where nothing came into it."""
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            unmake_quietly(path)
+        raise
 
 
 def _planned(plan: Plan) -> list[ImportedStep]:

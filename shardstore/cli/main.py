@@ -51,6 +51,7 @@ COMMANDS = {
 }
 
 OUTPUT = "standard output"
+_fillers: list[io.FileIO] = []
 
 # Short-lived and without cycles to speak of: collecting while a log is replayed only costs time.
 _GC_THRESHOLDS = (200_000, 20, 20)
@@ -146,9 +147,10 @@ def _fill_closed() -> None:
     none, and a file of the store must never get the number that messages are printed to."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
-            os.fstat(number)
+            io.FileIO(number, closefd=False)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            # Gets the lowest number that is free, which is this one; kept until the process ends.
+            _fillers.append(io.FileIO(os.devnull, "r+"))
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 

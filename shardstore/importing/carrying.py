@@ -7,14 +7,19 @@ head has is not replaced unless that was asked for.
 
 from __future__ import annotations
 
+import errno
+import os
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.context import Settings
 from shardstore.errors import NameTakenError
+from shardstore.fs.calls import storage_error
 from shardstore.importing.files import Advance
 from shardstore.importing.plan import IMPORTED, Plan, PlannedPart, PlannedStep, facts_of
+from shardstore.opening import place
 from shardstore.store import Store
 from shardstore.transaction import Transaction
 from shardstore.views import Commit
@@ -62,6 +67,22 @@ def carry_out(store: Store, plan: Plan, *, replace: bool, advance: Advance) -> l
             )
         )
     return made
+
+
+def check_room(path: str, plan: Plan) -> None:
+    """StorageError where the first commit of a new store cannot find room on its disk."""
+    fs, root = place(path, None)
+    needed = max(step.bytes for step in plan.steps)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), root)
+    while True:
+        try:
+            free = fs.free_bytes(root)
+        except (FileNotFoundError, NotADirectoryError):
+            root = posixpath.dirname(root)
+            continue
+        if needed > free:
+            raise storage_error(fs, root, "importing", full, needed=needed)
+        return
 
 
 def _done_before(store: Store, plan: Plan) -> int:

@@ -74,7 +74,7 @@ SYSTEM_CALLS = {
 }
 # What every system's module os has, as far as the store asks it above the seam.
 OS_EVERYWHERE = {
-    *("PathLike", "fsdecode", "fsencode", "fspath", "getpid", "listdir", "path", "stat"),
+    *("PathLike", "devnull", "fsdecode", "fsencode", "fspath", "getpid", "listdir", "path", "stat"),
     *("stat_result", "strerror"),
 }
 SIGNALS_EVERYWHERE = {"SIGINT", "SIGTERM", "SIG_DFL", "SIG_IGN", "getsignal", "signal"}
