@@ -84,8 +84,7 @@ def import_(
         _show(path, plan, _planned(plan), as_json=as_json, dry_run=True)
         return
     with (
-        _unmade_if_empty(path, is_new),
-        Store.open(path, "a", format=storage_format, settings=SETTINGS) as store,
+        _opened(path, storage_format, is_new) as store,
         progress("files", plan.bytes) as advance,
     ):
         done = carry_out(store, plan, replace=replace, advance=advance)
@@ -94,12 +93,15 @@ def import_(
 
 
 @contextmanager
-def _unmade_if_empty(path: str, is_new: bool) -> Iterator[None]:
-    """A store that this import made does not stay where nothing came into it."""
+def _opened(path: str, storage_format: str, is_new: bool) -> Iterator[Store]:
+    """The store; one that this import made does not stay where nothing came into it."""
+    was_made = False
     try:
-        yield
+        with Store.open(path, "a", format=storage_format, settings=SETTINGS) as store:
+            was_made = is_new
+            yield store
     except BaseException:
-        if is_new:
+        if was_made:
             unmake_quietly(path)
         raise
 
