@@ -181,7 +181,8 @@ def _look(fs: FileSystem, root: str, status: Status) -> None:
     wants = wanted_objects(fs, root, view.state)
     status.pinned = None if pins is None else who_pins(pins, view, wants.objects)
     status.findings = _damaged_objects(fs, root, status.uuid, view, wants)
-    entries = [*check_entries(fs, root, view.state.needed()), *check_own_files(fs, root)]
+    entries = check_entries(fs, root, view.state.needed())
+    entries += check_own_files(fs, root, pins=False)
     status.findings += [finding for finding in entries if finding.is_damage]
     _tell(root, status, view)
 

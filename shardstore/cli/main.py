@@ -167,8 +167,10 @@ class _Output(io.FileIO):
 
 
 def _name_output() -> None:
-    shown = sys.stdout
-    if isinstance(shown, io.TextIOWrapper) and shown.fileno() == 1:
+    shown, number = sys.stdout, -1
+    with suppress(OSError):  # it may stand for something in memory
+        number = shown.fileno()
+    if isinstance(shown, io.TextIOWrapper) and number == 1:
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Output(1, "w", closefd=False)),
             encoding=shown.encoding, errors=shown.errors, line_buffering=shown.line_buffering,

@@ -27,9 +27,9 @@ LOST = frozenset(
 there, or another thing stands there. All others are refusals of the system, which prove nothing."""
 
 _LIMITS: dict[int | None, str] = {
-    errno.EFBIG: "not the disk is full, but a limit on the size of one file is reached: look at "
+    errno.EFBIG: ": not the disk is full, a limit on the size of one file is reached; look at "
     "'ulimit -f', and at what the file system allows",
-    errno.EDQUOT: "not the disk is full, but this user's quota on it: look at 'quota', delete "
+    errno.EDQUOT: ": not the disk is full, but this user's quota on it; look at 'quota', delete "
     "files, or ask for a larger one",
 }
 
@@ -97,15 +97,13 @@ def space_text(fs: FileSystem, root: str, error: OSError, needed: int = 0) -> st
     if error.errno not in FULL:
         return ""
     wanted = f"{needed} bytes needed" if needed else "more space needed"
-    limit = _LIMITS.get(error.errno)
-    if limit is not None:  # what is free on the disk would mislead
-        return f"; {f'{wanted}, and ' if needed else ''}{limit}"
+    limit = _LIMITS.get(error.errno, "")
     place = root
     while True:
         try:
-            return f"; {wanted}, {fs.free_bytes(place)} free"
+            return f"; {wanted}, {fs.free_bytes(place)} free{limit}"
         except OSError:  # it may not be made yet
             above = posixpath.dirname(place) or "."
             if place in (above, "."):
-                return f"; {wanted}"
+                return f"; {wanted}{limit}"
             place = above

@@ -50,8 +50,9 @@ def check_entries(fs: FileSystem, root: str, needed: Collection[int]) -> list[Fi
     return found
 
 
-def check_own_files(fs: FileSystem, root: str) -> list[Finding]:
-    """Lock, pins, catalog and quarantine, where they are there."""
+def check_own_files(fs: FileSystem, root: str, *, pins: bool = True) -> list[Finding]:
+    """Lock, pins, catalog and quarantine, where they are there; without the pins for whoever asks
+    them himself."""
     found: list[Finding] = []
     names = fs.list_directory(root)
 
@@ -69,7 +70,8 @@ def check_own_files(fs: FileSystem, root: str) -> list[Finding]:
             found.append(note(what.format(name), f"{directory}/{name}"))
 
     look(LOCK_FILE, fs.lock_holder)
-    look(PINS_FILE, lambda path: fs.open_pins(path).close())
+    if pins:
+        look(PINS_FILE, lambda path: fs.open_pins(path).close())
     if CATALOG_DIRECTORY in names:
         look(CATALOG_DIRECTORY, fs.list_directory)
     if QUARANTINE_DIRECTORY in names:

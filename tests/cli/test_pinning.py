@@ -41,10 +41,10 @@ def reader(path: Path, ref: str) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def row(path: Path, name: str, *, code: int = 0) -> str:
+def row(path: Path, name: str) -> str:
     """One row of the screen, with the lines below it that have no name."""
     found: list[str] = []
-    for line in run("status", path, code=code).stdout.partition("\nnext: ")[0].splitlines():
+    for line in run("status", path).stdout.partition("\nnext: ")[0].splitlines():
         if line.startswith(f"{name} ") or (found and line.startswith(" ")):
             found.append(line.removeprefix(name).strip())
         elif found:
@@ -89,8 +89,8 @@ def test_why_gc_gives_nothing_back_beside_a_writer(store: Path) -> None:
 def test_pins_that_cannot_be_read_are_unknown(store: Path) -> None:
     (store / "PINS").unlink()
     (store / "PINS").symlink_to("PINS")
-    assert row(store, "pinned", code=4).startswith("unknown")
-    assert run_json("status", store, code=4)["pinned"] is None
+    assert row(store, "pinned").startswith("unknown")
+    assert run_json("status", store)["pinned"] is None
 
 
 @pytest.mark.req("S16", "S31")

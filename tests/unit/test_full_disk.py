@@ -22,7 +22,7 @@ from shardstore import Store
 from shardstore.cli.common import EXIT_UNAVAILABLE, exit_code
 from shardstore.context import Settings
 from shardstore.conversion import convert
-from shardstore.errors import PoisonedError, ShardStoreError, StorageError
+from shardstore.errors import PoisonedError, ShardStoreError, StorageError, UsageError
 from shardstore.fs.faulty import FaultyFileSystem
 from shardstore.fs.memory import MemoryFileSystem
 from shardstore.fs.memory_image import Operation
@@ -416,7 +416,7 @@ def test_where_nothing_may_be_written_everything_is_read(read_only: tuple[Path, 
             Store.open(root, mode)  # type: ignore[arg-type]
         assert refused.value.errno == code and exit_code(refused.value) == EXIT_UNAVAILABLE
         assert os.strerror(code) in str(refused.value)
-    with pytest.raises(StorageError, match="new"):
+    with pytest.raises(UsageError, match="new is inside of the store"):
         Store.create(root.parent / "run" / "new")
 
 
