@@ -218,7 +218,7 @@ def test_the_machine_has_examples_and_can_fail(
 ) -> None:
     lab = Lab(directory=tmp_path, seed=1, seconds=0.1, output=io.StringIO())
     outcome = machine.run(lab)
-    assert outcome.tried == 1 and not outcome.wrong
+    assert outcome.tried >= 1 and not outcome.wrong
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("another head")
