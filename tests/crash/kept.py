@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any
 
 from tests.crash.crashes import Report
 from tests.crash.units import Plan, Unit
+from tests.support.whole_files import write_whole
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("shardstore/**/*.py", "tests/crash/*.py", "tests/support/*.py")
@@ -68,7 +68,7 @@ class Kept:
         if not path.exists():
             if any(self._units.iterdir()):
                 raise KeptError(f"{path} is missing beside units: name an empty directory")
-            _write(path, json.dumps(wanted, indent=1).encode() + b"\n")
+            write_whole(path, json.dumps(wanted, indent=1).encode() + b"\n")
             return
         found = json.loads(path.read_text())
         other = [key for key in wanted if found.get(key) != wanted[key]]
@@ -95,7 +95,7 @@ class Kept:
             "distinct": len(report.distinct),
         }
         body = b"".join(sorted(report.distinct))
-        _write(self._units / unit.name, json.dumps(head).encode() + b"\n" + body)
+        write_whole(self._units / unit.name, json.dumps(head).encode() + b"\n" + body)
 
     def report(self, unit: Unit) -> Report:
         """What `keep` was given."""
@@ -135,18 +135,3 @@ def _described(plan: Plan) -> dict[str, Any]:
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 48 else f"{text[:45]}..."
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole and on the disk, or not at all."""
-    half = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with half.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -9,14 +9,13 @@ everything is done in this call.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from tests.support.whole_files import write_whole
 from tools.lab.part import Lab, Outcome
 from tools.work_directory import remove
 
@@ -87,14 +86,4 @@ def _keep(lab: Lab, names: list[str], done: list[Batch]) -> None:
         return
     lab.kept.mkdir(parents=True, exist_ok=True)
     content = {"of": _described(lab, names), "done": [asdict(batch) for batch in done]}
-    write_whole(lab.kept / _FILE, json.dumps(content, indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is there whole, as it was or as it is now, whenever this process is ended."""
-    half = path.with_name(f"{path.name}.tmp")
-    with half.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
+    write_whole(lab.kept / _FILE, json.dumps(content, indent=1).encode() + b"\n")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.frame.environment import describe
-from tools.lab.batches import write_whole
+from tests.support.whole_files import write_whole
 from tools.lab.options import (
     EXIT_INTERRUPTED,
     EXIT_UNABLE,
@@ -110,7 +110,7 @@ class Laboratory:
 def record(path: Path, report: Report) -> None:
     """The file keeps the last result of each part, and these."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_whole(path, json.dumps(recorded(before, report), indent=1) + "\n")
+    write_whole(path, json.dumps(recorded(before, report), indent=1).encode() + b"\n")
 
 
 @contextmanager
