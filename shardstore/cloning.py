@@ -29,7 +29,7 @@ from shardstore.format.names import (
     packed_file,
     segment_file,
 )
-from shardstore.fs.calls import close_quietly, storage_error
+from shardstore.fs.calls import close_quietly, storage_error, sync_file
 from shardstore.fs.protocol import File, FileSystem, Lock
 from shardstore.held import WINDOW_BYTES, HeldState, Item
 from shardstore.jobs import Job
@@ -42,7 +42,6 @@ from shardstore.recovery import (
     empty_directories,
     identity,
     name_store,
-    sync_file,
     write_synced,
 )
 from shardstore.refs import Ref, resolve

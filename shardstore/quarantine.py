@@ -24,7 +24,7 @@ from shardstore.format.names import (
     STORE_FILE,
     WAL_DIRECTORY,
 )
-from shardstore.fs.calls import close_quietly, is_loss
+from shardstore.fs.calls import close_quietly, is_loss, sync_file
 from shardstore.fs.protocol import File, FileSystem
 from shardstore.store_file import store_text
 from shardstore.wal.reader import Segment, read_bytes
@@ -108,7 +108,7 @@ def finish_pending(fs: FileSystem, root: str, newest: Segment) -> list[str]:
     left = pending(fs, root, newest)
     set_aside(fs, root, last, str(newest.header["uuid"]))
     with suppress(FileNotFoundError):
-        _sync(fs, f"{root}/{STORE_FILE}")
+        sync_file(fs, f"{root}/{STORE_FILE}")
     return left
 
 
@@ -165,14 +165,6 @@ def _make_directory(fs: FileSystem, path: str) -> None:
             raise StorageError(_NO_DIRECTORY.format(path)) from None
 
 
-def _sync(fs: FileSystem, path: str) -> None:
-    file = fs.open(path, "write")
-    try:
-        file.datasync()
-    finally:
-        file.close()
-
-
 def _targets(name: str) -> Iterator[str]:
     """The name, then others for as long as something else has the one before."""
     yield name
@@ -187,7 +179,7 @@ def _move(fs: FileSystem, source: str, directory: str, name: str) -> None:
         except FileExistsError:
             if not _is_same(fs, source, f"{directory}/{target}"):
                 continue
-            _sync(fs, f"{directory}/{target}")
+            sync_file(fs, f"{directory}/{target}")
             fs.sync_directory(directory)
             fs.unlink(source)
         except FileNotFoundError:

@@ -30,7 +30,7 @@ from shardstore.format.names import (
     slot_file,
     slot_of,
 )
-from shardstore.fs.calls import close_quietly
+from shardstore.fs.calls import close_quietly, sync_file
 from shardstore.fs.protocol import FileSystem
 from shardstore.pins import make_pins
 from shardstore.quarantine import finish_pending, pending
@@ -121,12 +121,12 @@ def create(fs: FileSystem, root: str, settings: Settings) -> None:
     name_store(fs, root)
 
 
-def unmake(fs: FileSystem, root: str) -> bool:
-    """Take an empty store away under its lock, down to what a creation that was cut off leaves;
-    False where it got a commit. STORE goes first: from then on it is no store."""
+def unmake(fs: FileSystem, root: str) -> None:
+    """Take a store away that got no commit, under its lock, down to what a creation that was cut
+    off leaves. STORE goes first: from then on it is no store."""
     _, view = _read(fs, root, read_store_file(fs, root))
     if view.state.commits or view.state.needed():
-        return False
+        return
     fs.rename(f"{root}/{STORE_FILE}", f"{root}/{STORE_TEMPORARY}")
     fs.sync_directory(root)
     names = _names(fs, root)
@@ -136,7 +136,6 @@ def unmake(fs: FileSystem, root: str) -> bool:
             fs.unlink(f"{root}/{CATALOG_DIRECTORY}/{name}")
     for name in (STORE_TEMPORARY, PINS_FILE):
         fs.unlink(f"{root}/{name}")
-    return True
 
 
 def empty_directories(fs: FileSystem, root: str, names: Collection[str]) -> None:
@@ -360,15 +359,6 @@ def write_synced(fs: FileSystem, path: str, content: bytes) -> None:
     file = fs.open(path, "replace")
     try:
         file.pwrite(0, content)
-        file.datasync()
-    finally:
-        file.close()
-
-
-def sync_file(fs: FileSystem, path: str) -> None:
-    """Make the bytes of an existing file durable."""
-    file = fs.open(path, "write")
-    try:
         file.datasync()
     finally:
         file.close()

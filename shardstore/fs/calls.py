@@ -75,6 +75,15 @@ def close_quietly(file: Closable) -> None:
         return
 
 
+def sync_file(fs: FileSystem, path: str) -> None:
+    """Make the bytes of an existing file durable."""
+    file = fs.open(path, "write")
+    try:
+        file.datasync()
+    finally:
+        file.close()
+
+
 def unlink_quietly(fs: FileSystem, path: str) -> None:
     """Remove a temporary file; one that stays is replaced by the next."""
     try:

@@ -25,7 +25,7 @@ from shardstore.format.names import (
     segment_file,
     segment_index,
 )
-from shardstore.fs.calls import is_loss
+from shardstore.fs.calls import is_loss, sync_file
 from shardstore.fs.protocol import FileSystem
 from shardstore.locking import take_lock
 from shardstore.pins import make_pins
@@ -44,7 +44,6 @@ from shardstore.recovery import (
     identity,
     name_store,
     slot_files,
-    sync_file,
     sync_parent,
     write_synced,
 )
